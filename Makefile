@@ -1,0 +1,44 @@
+# named_locks: what can be done here. Each target prepares what it needs by itself: `make test` works right after git
+# clone, as root and as an ordinary user with sudo. Servers, tools and test data go into a cache folder (NAMED_LOCKS_CACHE,
+# by default /var/cache/named_locks for root and ~/.cache/named_locks for others), never into the system's PostgreSQL.
+
+# The PostgreSQL to test on, 14 to 18. 18 is built with assertions.
+PG ?= 15
+# Tests whose name contains this.
+TEST ?=
+# Arguments for the program of `make run` and `make bench`.
+ARGS ?=
+# The server that `make install` installs into.
+PG_CONFIG ?= pg_config
+
+.DEFAULT_GOAL := help
+.PHONY: help test run bench install lint clean distclean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+
+test: ## Run the tests: PG=18 another server, TEST=name only some
+	.ci/setup $(PG)
+	.ci/test $(PG) $(TEST)
+
+run: ## Build it and try the examples
+	.ci/setup $(PG)
+	.ci/with-release $(PG) examples/run.py $(ARGS)
+
+bench: ## Build it and measure
+	.ci/setup $(PG)
+	.ci/with-release $(PG) bench/run.py $(ARGS)
+
+install: ## Install into the server of PG_CONFIG=/path/to/pg_config
+	.ci/setup --tools
+	.ci/install $(PG_CONFIG)
+
+lint: ## Check format, clippy, shell and Python
+	.ci/setup $(PG)
+	.ci/lint $(PG)
+
+clean: ## Remove what was built here
+	rm -rf target
+
+distclean: clean ## Remove the cache folder too
+	.ci/clean-cache

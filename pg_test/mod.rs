@@ -1,0 +1,66 @@
+//! Every test that needs a server.
+//!
+//! # Levels
+//! 1. **Rules** (names, keys, modes, …) are pure Rust. Their unit and property tests stand beside them in `src/` and need
+//!    no server.
+//! 2. **In-server** tests are `#[pg_test]` functions inside a `#[pg_schema] mod tests`. The body is compiled into the
+//!    library and runs in one backend; the test is rolled back. For what only code inside a backend can see.
+//! 3. **Several sessions**: plain `#[test]` functions, real clients on the server that pgrx starts once for all tests
+//!    ([`support::Server::shared`]). What they do is committed and they run side by side, so each uses names of its own
+//!    ([`support::unique`]). Most tests are of this level.
+//! 4. **Own server** ([`support::Cluster`]): for a crash, a restart, a standby, a full lock table, other settings.
+//! 5. **Isolation specs**, run by PostgreSQL's own isolation tester.
+//!
+//! `cargo pgrx test pg15` runs them all; as root with `--runas postgres --pgdata DIR`, DIR reachable by that user.
+//! A test named `c12_…` is a case from the field of that number, or a neighbour of it.
+//!
+//! A test never sleeps to be sure that another session waits: it polls until that one is seen waiting.
+//!
+//! This module is compiled twice: with `cfg(test)` for the test program, and with the feature `pg_test` alone for the
+//! library that the test server loads. There the clients are missing, so all that names them is under `cfg(test)`.
+#![allow(clippy::result_large_err, reason = "an error that a test looks at is carried whole")]
+
+#[cfg(test)]
+mod bad_input;
+#[cfg(test)]
+mod names;
+#[cfg(test)]
+mod pools;
+#[cfg(test)]
+mod support;
+#[cfg(test)]
+mod views;
+#[cfg(test)]
+mod waiting;
+
+/// pgrx calls this in the test program before each `#[pg_test]`.
+#[cfg(test)]
+pub fn setup(_options: Vec<&str>) {}
+
+/// The settings of the test server, used once, when it starts.
+#[cfg(test)]
+#[must_use]
+pub fn postgresql_conf_options() -> Vec<&'static str> {
+    vec![
+        // Room for many tests at a time, each with a dozen sessions.
+        "max_connections = 400",
+        "max_prepared_transactions = 40",
+        // Checked in fully by the tests that set it themselves.
+        "deadlock_timeout = '1s'",
+        "lock_timeout = 0",
+        "statement_timeout = 0",
+        "fsync = off",
+        "timezone = 'UTC'",
+    ]
+}
+
+/// In-server tests.
+#[cfg(feature = "pg_test")]
+#[pgrx::pg_schema]
+mod tests {
+    use pgrx::prelude::*;
+
+    /// Does nothing: running it starts the test server and installs the extension there.
+    #[pg_test]
+    fn boot() {}
+}

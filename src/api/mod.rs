@@ -1,0 +1,6 @@
+//! The SQL functions: arguments checked and handed to one call. Their signatures are in `sql/`.
+
+mod arguments;
+mod named;
+mod native;
+mod views;

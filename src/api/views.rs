@@ -1,0 +1,98 @@
+//! The rows behind the views.
+
+use crate::rules::mode::Mode;
+use crate::server::arguments::{ServerText, interval, timestamp};
+use crate::server::who;
+use pgrx::datum::{Inet, Interval, TimestampWithTimeZone};
+use pgrx::prelude::*;
+
+#[pg_extern(sql = false)]
+#[allow(clippy::type_complexity)]
+fn lock_holders() -> TableIterator<
+    'static,
+    (
+        name!(kind, Option<&'static str>),
+        name!(domain, Option<ServerText>),
+        name!(name, Option<ServerText>),
+        name!(mode, Option<&'static str>),
+        name!(holds, Option<i32>),
+        name!(pid, Option<i32>),
+        name!(usesysid, Option<pg_sys::Oid>),
+        name!(application_name, Option<ServerText>),
+        name!(client_addr, Option<Inet>),
+        name!(state, Option<&'static str>),
+        name!(acquired_at, Option<TimestampWithTimeZone>),
+        name!(hold_limit, Option<Interval>),
+        name!(expires_at, Option<TimestampWithTimeZone>),
+        name!(waiters, i32),
+        name!(database, Option<pg_sys::Oid>),
+        name!(prepared, Option<pg_sys::TransactionId>),
+        name!(classid, pg_sys::Oid),
+        name!(objid, pg_sys::Oid),
+        name!(objsubid, i16),
+    ),
+> {
+    TableIterator::new(who::all_holders().into_iter().map(|holder| {
+        let activity = holder.activity;
+        let state = activity.as_ref().and_then(|activity| activity.state);
+        (
+            holder.kind,
+            who::domain(holder.name.as_ref()),
+            holder.name.map(|name| ServerText::from_name(&name)),
+            holder.mode.map(Mode::label),
+            holder.holds,
+            holder.pid,
+            activity.as_ref().map(|activity| activity.role),
+            activity.as_ref().and_then(|activity| activity.application_name.clone()),
+            activity.and_then(|activity| activity.client_addr).map(|addr| Inet(addr.to_string())),
+            if holder.pid.is_none() { Some("prepared") } else { state },
+            holder.acquired_at.map(timestamp),
+            holder.limit.map(|(micros, _)| interval(micros)),
+            holder.limit.map(|(_, expires_at)| timestamp(expires_at)),
+            holder.waiters,
+            (holder.tag.database != 0).then(|| holder.tag.database.into()),
+            holder.prepared.map(pg_sys::TransactionId::from),
+            holder.tag.high.into(),
+            holder.tag.low.into(),
+            holder.tag.class as i16,
+        )
+    }))
+}
+
+#[pg_extern(sql = false)]
+#[allow(clippy::type_complexity)]
+fn lock_waiters() -> TableIterator<
+    'static,
+    (
+        name!(kind, Option<&'static str>),
+        name!(domain, Option<ServerText>),
+        name!(name, Option<ServerText>),
+        name!(mode, Option<&'static str>),
+        name!(pid, i32),
+        name!(usesysid, Option<pg_sys::Oid>),
+        name!(application_name, Option<ServerText>),
+        name!(wait_started, Option<TimestampWithTimeZone>),
+        name!(deadline, Option<TimestampWithTimeZone>),
+        name!(queue_position, Option<i32>),
+    ),
+> {
+    TableIterator::new(who::all_waiters().into_iter().map(|waiter| {
+        (
+            waiter.kind,
+            who::domain(waiter.name.as_ref()),
+            waiter.name.map(|name| ServerText::from_name(&name)),
+            waiter.mode.map(Mode::label),
+            waiter.pid,
+            waiter.activity.as_ref().map(|activity| activity.role),
+            waiter.activity.and_then(|activity| activity.application_name),
+            waiter.wait_started.map(timestamp),
+            waiter.deadline.map(timestamp),
+            waiter.queue_position,
+        )
+    }))
+}
+
+#[pg_extern(sql = false)]
+fn lock_graph() -> ServerText {
+    ServerText::from_utf8(&who::graph())
+}

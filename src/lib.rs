@@ -1,0 +1,29 @@
+//! named_locks: locks with names, timeouts and a view of who holds them, for PostgreSQL.
+//!
+//! Three kinds of room: `api` is what SQL calls, one call each; `rules` is what names, keys, modes and holds mean,
+//! without a server; `server` is the server's side, one wrapper for each of its facilities.
+
+mod api;
+mod rules;
+mod server;
+
+#[cfg(any(test, feature = "pg_test"))]
+#[path = "../pg_test/mod.rs"]
+pub mod pg_test;
+
+pgrx::pg_module_magic!(name, version);
+
+pgrx::extension_sql_file!("../sql/types.sql", name = "types", bootstrap);
+pgrx::extension_sql_file!("../sql/named_locks.sql", name = "named_locks", requires = ["types"]);
+pgrx::extension_sql_file!("../sql/native_locks.sql", name = "native_locks", requires = ["types"]);
+pgrx::extension_sql_file!("../sql/views.sql", name = "views", requires = ["types"]);
+
+#[cfg(not(panic = "unwind"))]
+compile_error!("errors cross from Rust to the server by unwinding: set panic = \"unwind\"");
+
+/// When the server loads the library.
+#[allow(non_snake_case)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn _PG_init() {
+    server::settings::define();
+}

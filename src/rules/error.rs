@@ -1,0 +1,261 @@
+//! Everything that can be wrong with a call, each with its SQLSTATE and what to do about it.
+
+use super::interval::Wait;
+use super::mode::Mode;
+use super::name::MAX_NAME_BYTES;
+
+/// At most so many holders or holds are listed in an error's DETAIL.
+const MAX_LISTED: usize = 5;
+
+/// Why a call fails. [`message`](std::fmt::Display), [`detail`](Error::detail) and [`hint`](Error::hint) are for people,
+/// [`sqlstate`](Error::sqlstate) is for programs.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{argument} must not be null")]
+    Null { argument: &'static str },
+    #[error("name of a lock must not be empty")]
+    EmptyName,
+    #[error("name of a lock is too long: {bytes} bytes")]
+    NameTooLong { bytes: usize },
+    #[error("timeout must be between 0 and 24 days")]
+    Timeout,
+    #[error("hold_limit must be between 100 ms and 10 years")]
+    HoldLimit,
+    #[error("mode \"{mode}\" is not for native advisory locks")]
+    ModeNotNative { mode: Mode },
+    #[error("{lock} has the key of another name in use, \"{other}\"")]
+    KeyClash { lock: String, other: String },
+    #[error("cannot take {lock} during recovery")]
+    InRecovery { lock: String },
+    #[error("cannot take or release locks in a parallel worker")]
+    ParallelWorker,
+    #[error("session locks are switched off here: cannot take {lock}")]
+    SessionLocksOff { lock: String },
+    #[error("too many locks in this session: cannot take {lock}")]
+    TooManyLocks { lock: String, limit: usize },
+    #[error("could not obtain {lock}{}", waited(.wait))]
+    NotObtained { lock: String, wait: Waited, holders: Vec<Holder> },
+    #[error("{lock} is not held by this session")]
+    NotHeld { lock: String, mode: Option<Mode>, holders: Vec<Holder>, own: Vec<String> },
+    #[error("{lock} is held by this transaction, not by the session")]
+    HeldByTransaction { lock: String },
+    #[error("cannot convert {lock}: the session holds it {holds} times")]
+    NotOneHold { lock: String, holds: u64 },
+    #[error("cannot wait for {lock} without a snapshot {why}")]
+    NotSnapshotFree { lock: String, why: &'static str },
+}
+
+/// How long a call that did not get its lock has waited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waited {
+    /// Not at all: one try.
+    Try,
+    /// For the call's own timeout, in milliseconds.
+    Timeout(i32),
+    /// For the server's `lock_timeout`, in milliseconds.
+    LockTimeout(i32),
+}
+
+impl Waited {
+    /// Of a wait that ran out; `lock_timeout` is the server's setting in milliseconds.
+    pub fn of(wait: Wait, lock_timeout: i32) -> Self {
+        match wait {
+            Wait::Try => Waited::Try,
+            Wait::Millis(millis) => Waited::Timeout(millis),
+            Wait::Server | Wait::Forever => Waited::LockTimeout(lock_timeout),
+        }
+    }
+}
+
+fn waited(wait: &Waited) -> String {
+    match wait {
+        Waited::Try => " at once".to_owned(),
+        Waited::Timeout(millis) => format!(" within {millis} ms"),
+        Waited::LockTimeout(millis) => format!(" within lock_timeout ({millis} ms)"),
+    }
+}
+
+/// Someone who holds a lock, as an error's DETAIL tells it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holder {
+    /// The process; None for a prepared transaction.
+    pub pid: Option<i32>,
+    /// The holding session's application_name.
+    pub application_name: Option<String>,
+    /// Its client's address; None for a Unix socket, or without the right to see it.
+    pub client_addr: Option<String>,
+    /// What it does, as in pg_stat_activity; None without the right to see it.
+    pub state: Option<String>,
+    /// In which mode it holds the lock.
+    pub mode: String,
+    /// Since when.
+    pub since: Option<String>,
+}
+
+impl Holder {
+    fn describe(&self) -> String {
+        let mut text = match self.pid {
+            Some(pid) => format!("process {pid}"),
+            None => "a prepared transaction".to_owned(),
+        };
+        let mut facts = Vec::new();
+        if let Some(name) = self.application_name.as_deref().filter(|name| !name.is_empty()) {
+            facts.push(format!("application \"{name}\""));
+        }
+        facts.extend(self.client_addr.as_ref().map(|addr| format!("client {addr}")));
+        facts.extend(self.state.clone());
+        if !facts.is_empty() {
+            text.push_str(&format!(" ({})", facts.join(", ")));
+        }
+        text.push_str(&format!(" in mode {}", self.mode));
+        if let Some(since) = &self.since {
+            text.push_str(&format!(" since {since}"));
+        }
+        text
+    }
+}
+
+fn list(items: impl ExactSizeIterator<Item = String>) -> String {
+    let more = items.len().saturating_sub(MAX_LISTED);
+    let mut text = items.take(MAX_LISTED).collect::<Vec<_>>().join("; ");
+    if more > 0 {
+        text.push_str(&format!("; and {more} more"));
+    }
+    text
+}
+
+fn held_by(holders: &[Holder]) -> String {
+    if holders.is_empty() {
+        return "Nobody holds it.".to_owned();
+    }
+    format!("Held by {}.", list(holders.iter().map(Holder::describe)))
+}
+
+impl Error {
+    /// The five characters by which programs know the error.
+    pub fn sqlstate(&self) -> &'static str {
+        match self {
+            Error::Null { .. } => "22004",
+            Error::EmptyName | Error::Timeout | Error::HoldLimit | Error::ModeNotNative { .. } => "22023",
+            Error::NameTooLong { .. } => "22001",
+            Error::KeyClash { .. } => "54000",
+            Error::InRecovery { .. } => "25006",
+            Error::ParallelWorker => "25000",
+            Error::SessionLocksOff { .. } => "0A000",
+            Error::TooManyLocks { .. } => "53400",
+            Error::NotObtained { .. } => "55P03",
+            Error::NotHeld { .. } | Error::HeldByTransaction { .. } | Error::NotOneHold { .. } => "55000",
+            Error::NotSnapshotFree { .. } => "25001",
+        }
+    }
+
+    /// More of what happened.
+    pub fn detail(&self) -> Option<String> {
+        match self {
+            Error::NameTooLong { .. } => Some(format!("A name has at most {MAX_NAME_BYTES} bytes of UTF-8.")),
+            Error::TooManyLocks { limit, .. } => Some(format!(
+                "named_locks.max_locks_per_session is {limit}. Session locks that this statement had taken are released."
+            )),
+            Error::NotObtained { holders, wait, .. } => Some(match (holders.is_empty(), wait) {
+                // Nobody in its way holds it: someone was ahead in the queue, or has just let go.
+                (true, Waited::Try) => "Others wait for it, or held it until just now.".to_owned(),
+                (true, _) => "It was held until just now.".to_owned(),
+                _ => held_by(holders),
+            }),
+            Error::NotHeld { mode, holders, own, .. } => {
+                let own = match (own.is_empty(), mode) {
+                    (true, _) => "This session holds no session lock.".to_owned(),
+                    (false, _) => format!("This session holds {}.", list(own.iter().cloned())),
+                };
+                Some(match mode {
+                    Some(mode) => format!("Asked for was mode {mode}. {} {own}", held_by(holders)),
+                    None => format!("{} {own}", held_by(holders)),
+                })
+            }
+            Error::SessionLocksOff { .. } => Some("named_locks.session_locks is off for this role.".to_owned()),
+            _ => None,
+        }
+    }
+
+    /// What to do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match self {
+            Error::Timeout => "Leave timeout out to wait as the server would; 0 is one try.",
+            Error::ModeNotNative { .. } => "Use exclusive or share.",
+            Error::KeyClash { .. } => {
+                "Two names with the same hash cannot be locked at once. Use a longer or another name for one of them."
+            }
+            Error::InRecovery { .. } => {
+                "Locks taken on a standby exclude nobody on the primary. Connect to the primary, or set \
+                 named_locks.allow_on_standby where locks among this standby's sessions are wanted."
+            }
+            Error::ParallelWorker => "Mark functions that call these functions PARALLEL UNSAFE.",
+            Error::SessionLocksOff { .. } => {
+                "Behind a transaction pooler a session lock stays on whichever server connection took it. \
+                 Use named_xact_lock()."
+            }
+            Error::TooManyLocks { .. } => {
+                "Release locks, take one coarser lock, or let an administrator raise the setting."
+            }
+            Error::NotObtained { .. } => {
+                "Wait longer, or look at the view lock_holders; pg_terminate_backend() ends a holder's session."
+            }
+            Error::NotHeld { .. } => {
+                "A lock is released by the session that took it. Behind a pooler the next statement may run in another \
+                 session."
+            }
+            Error::HeldByTransaction { .. } => "It is released at the end of the transaction.",
+            Error::NotOneHold { .. } => "A conversion needs exactly one session hold of the name.",
+            Error::NotSnapshotFree { .. } => {
+                "CALL it on its own, outside a transaction block, or use named_lock(), which waits with a snapshot."
+            }
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder(pid: i32) -> Holder {
+        Holder {
+            pid: Some(pid),
+            application_name: Some("cron-a".into()),
+            client_addr: Some("10.0.0.7".into()),
+            state: Some("idle".into()),
+            mode: "exclusive".into(),
+            since: Some("2026-11-29 14:00:00+00".into()),
+        }
+    }
+
+    #[test]
+    fn a_timeout_names_the_holder() {
+        let error = Error::NotObtained {
+            lock: "named lock \"report\"".into(),
+            wait: Waited::Timeout(200),
+            holders: vec![holder(42)],
+        };
+        assert_eq!(error.to_string(), "could not obtain named lock \"report\" within 200 ms");
+        assert_eq!(
+            error.detail().unwrap(),
+            "Held by process 42 (application \"cron-a\", client 10.0.0.7, idle) in mode exclusive \
+             since 2026-11-29 14:00:00+00."
+        );
+    }
+
+    #[test]
+    fn a_holder_of_another_role_shows_little() {
+        let hidden = Holder { pid: Some(7), mode: "share".into(), ..Holder::default() };
+        assert_eq!(hidden.describe(), "process 7 in mode share");
+        let prepared = Holder { mode: "exclusive".into(), ..Holder::default() };
+        assert_eq!(prepared.describe(), "a prepared transaction in mode exclusive");
+    }
+
+    #[test]
+    fn long_lists_are_cut_with_a_count() {
+        let text = held_by(&(1..=8).map(holder).collect::<Vec<_>>());
+        assert_eq!(text.matches("process").count(), MAX_LISTED);
+        assert!(text.ends_with("; and 3 more."), "{text}");
+    }
+}

@@ -1,0 +1,515 @@
+//! What one session holds: how often, in which mode, by the session or by which (sub)transaction.
+//!
+//! The lock manager counts holds too, but shows the counts to nobody. This ledger follows the calls made through this
+//! extension; whoever keeps it compares it with the lock manager where locks may have been released behind its back.
+
+use super::key::{BuildTagHasher, Tag};
+use super::mode::Mode;
+use std::collections::HashMap;
+
+/// Who gives a hold back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// The session, by an unlock call or at its end.
+    Session,
+    /// The (sub)transaction with this number, at its end.
+    Transaction(u32),
+}
+
+/// Who gives a hold back, without saying which transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Scope {
+    /// The session.
+    Session = 0,
+    /// A transaction.
+    Transaction = 1,
+}
+
+impl Owner {
+    /// Which kind of owner this is.
+    pub fn scope(self) -> Scope {
+        match self {
+            Owner::Session => Scope::Session,
+            Owner::Transaction(_) => Scope::Transaction,
+        }
+    }
+}
+
+/// A limit on a session hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// Its length in microseconds.
+    pub micros: i64,
+    /// When it is overrun, in microseconds of the server's clock.
+    pub expires_at: i64,
+}
+
+/// Holds of one lock in one mode by one owner, taken without another mode in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// In which mode.
+    pub mode: Mode,
+    /// By whom.
+    pub owner: Owner,
+    /// How many.
+    pub count: u32,
+    /// The earliest limit on them.
+    pub limit: Option<Limit>,
+}
+
+/// Identifies a client's statement within its session: its start time, and where it stands in its query string.
+pub type StatementId = (i64, i32);
+
+/// All of a session's holds of one lock.
+#[derive(Debug, Default)]
+pub struct Hold {
+    tag: Option<Tag>,
+    name: Vec<u8>,
+    runs: Vec<Run>,
+    statement: StatementId,
+    taken_by_statement: [u32; Mode::ALL.len()],
+}
+
+impl Hold {
+    /// The lock.
+    pub fn tag(&self) -> Tag {
+        self.tag.expect("a hold in the ledger has a tag")
+    }
+
+    /// Whether the place is free: the lock is not held any more.
+    pub fn is_closed(&self) -> bool {
+        self.tag.is_none()
+    }
+
+    /// The name it was taken by; empty for a native lock.
+    pub fn name(&self) -> &[u8] {
+        &self.name
+    }
+
+    /// The holds, the last taken last.
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// How many holds there are in that mode (None: in any) with that scope.
+    pub fn count(&self, mode: Option<Mode>, scope: Scope) -> u64 {
+        self.runs
+            .iter()
+            .filter(|run| run.owner.scope() == scope && mode.is_none_or(|mode| mode == run.mode))
+            .map(|run| u64::from(run.count))
+            .sum()
+    }
+
+    /// The mode of the session hold taken last.
+    pub fn last_session_mode(&self) -> Option<Mode> {
+        self.runs.iter().rev().find(|run| run.owner == Owner::Session).map(|run| run.mode)
+    }
+
+    /// Whether some mode is held both by the session and by a transaction: the one case in which the lock manager's
+    /// "held" does not tell whether the session's part still stands.
+    pub fn is_held_both_ways(&self) -> bool {
+        Mode::ALL
+            .into_iter()
+            .any(|mode| self.count(Some(mode), Scope::Session) > 0 && self.count(Some(mode), Scope::Transaction) > 0)
+    }
+
+    /// The earliest limit on any of the holds.
+    pub fn earliest_limit(&self) -> Option<Limit> {
+        self.runs.iter().filter_map(|run| run.limit).min_by_key(|limit| limit.expires_at)
+    }
+
+    /// The session holds that a statement has taken and not given back.
+    pub fn taken_by(&self, statement: StatementId) -> impl Iterator<Item = (Mode, u32)> {
+        let counts = if self.statement == statement { self.taken_by_statement } else { Default::default() };
+        Mode::ALL.into_iter().map(move |mode| (mode, counts[mode as usize])).filter(|&(_, count)| count > 0)
+    }
+
+    fn add(&mut self, mode: Mode, owner: Owner, limit: Option<Limit>, statement: StatementId) {
+        if owner == Owner::Session {
+            if self.statement != statement {
+                self.statement = statement;
+                self.taken_by_statement = Default::default();
+            }
+            self.taken_by_statement[mode as usize] += 1;
+        }
+        // A transaction's holds have no order among them; a session's are given back from the last.
+        let run = match owner {
+            Owner::Session => self.runs.iter_mut().rev().find(|run| run.owner == owner).filter(|run| run.mode == mode),
+            Owner::Transaction(_) => self.runs.iter_mut().find(|run| run.owner == owner && run.mode == mode),
+        };
+        match run {
+            Some(run) if run.limit == limit => run.count += 1,
+            _ => self.runs.push(Run { mode, owner, count: 1, limit }),
+        }
+    }
+
+    fn remove_last(&mut self, mode: Mode, owner: Owner) -> bool {
+        let Some(position) = self.runs.iter().rposition(|run| run.owner == owner && run.mode == mode) else {
+            return false;
+        };
+        self.runs[position].count -= 1;
+        if self.runs[position].count == 0 {
+            self.runs.remove(position);
+        }
+        if owner == Owner::Session {
+            let taken = &mut self.taken_by_statement[mode as usize];
+            *taken = taken.saturating_sub(1);
+        }
+        true
+    }
+}
+
+/// Where a [`Hold`] stands in the [`Ledger`]. Numbers are small and used again.
+pub type Place = u32;
+
+/// All holds of a session.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    holds: Vec<Hold>,
+    free: Vec<Place>,
+    places: HashMap<Tag, Place, BuildTagHasher>,
+    /// For each subtransaction, innermost last, the locks it has taken: `(subtransaction, place)`.
+    transactional: Vec<(u32, Place)>,
+    /// Some hold may have a limit.
+    has_limits: bool,
+}
+
+impl Ledger {
+    /// How many different locks are held.
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// The place of a lock, if it is held.
+    pub fn find(&self, tag: Tag) -> Option<Place> {
+        self.places.get(&tag).copied()
+    }
+
+    /// The holds at a place.
+    pub fn hold(&self, place: Place) -> &Hold {
+        &self.holds[place as usize]
+    }
+
+    /// The places in use.
+    pub fn places(&self) -> Vec<Place> {
+        self.places.values().copied().collect()
+    }
+
+    /// The place for a lock that is not held yet; without a hold until [`add`](Self::add).
+    pub fn open(&mut self, tag: Tag, name: &[u8]) -> Place {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.holds.push(Hold::default());
+            (self.holds.len() - 1) as Place
+        });
+        let hold = &mut self.holds[place as usize];
+        hold.tag = Some(tag);
+        hold.name.clear();
+        hold.name.extend_from_slice(name);
+        self.places.insert(tag, place);
+        place
+    }
+
+    /// Enters one hold.
+    pub fn add(&mut self, place: Place, mode: Mode, owner: Owner, limit: Option<Limit>, statement: StatementId) {
+        self.has_limits |= limit.is_some();
+        let hold = &mut self.holds[place as usize];
+        if let Owner::Transaction(subtransaction) = owner {
+            if !hold.runs.iter().any(|run| run.owner == owner) {
+                self.transactional.push((subtransaction, place));
+            }
+        }
+        hold.add(mode, owner, limit, statement);
+    }
+
+    /// Strikes out the last hold in that mode by that owner; whether there was one.
+    pub fn remove(&mut self, place: Place, mode: Mode, owner: Owner) -> bool {
+        self.holds[place as usize].remove_last(mode, owner)
+    }
+
+    /// Strikes out holds in that mode with that scope, all of them.
+    pub fn forget(&mut self, place: Place, mode: Mode, scope: Scope) {
+        self.holds[place as usize].runs.retain(|run| run.mode != mode || run.owner.scope() != scope);
+    }
+
+    /// Changes the limits of all session holds at a place.
+    pub fn set_limit(&mut self, place: Place, limit: Option<Limit>) {
+        self.has_limits |= limit.is_some();
+        for run in &mut self.holds[place as usize].runs {
+            if run.owner == Owner::Session {
+                run.limit = limit;
+            }
+        }
+    }
+
+    /// Puts a limit on the session hold in that mode that was taken last.
+    pub fn limit_last(&mut self, place: Place, mode: Mode, limit: Limit) {
+        self.has_limits = true;
+        let runs = &mut self.holds[place as usize].runs;
+        let Some(position) = runs.iter().rposition(|run| run.owner == Owner::Session && run.mode == mode) else {
+            return;
+        };
+        if runs[position].count > 1 {
+            runs[position].count -= 1;
+            runs.insert(position + 1, Run { mode, owner: Owner::Session, count: 1, limit: Some(limit) });
+        } else {
+            runs[position].limit = Some(limit);
+        }
+    }
+
+    /// The earliest limit of all, and where.
+    pub fn earliest_limit(&mut self) -> Option<(Place, Limit)> {
+        if !self.has_limits {
+            return None;
+        }
+        let earliest = self
+            .places
+            .values()
+            .filter_map(|&place| Some((place, self.holds[place as usize].earliest_limit()?)))
+            .min_by_key(|(_, limit)| limit.expires_at);
+        self.has_limits = earliest.is_some();
+        earliest
+    }
+
+    /// A subtransaction has committed: its holds are its parent's.
+    pub fn commit_subtransaction(&mut self, subtransaction: u32, parent: u32) {
+        let first = self.first_of(subtransaction);
+        let own = self.transactional.split_off(first);
+        for (_, place) in own {
+            let hold = &mut self.holds[place as usize];
+            let (moved, kept) = hold.runs.iter().partition(|run| run.owner == Owner::Transaction(subtransaction));
+            let moved: Vec<Run> = moved;
+            hold.runs = kept;
+            if !moved.is_empty() && !hold.runs.iter().any(|run| run.owner == Owner::Transaction(parent)) {
+                self.transactional.push((parent, place));
+            }
+            for run in moved {
+                let owner = Owner::Transaction(parent);
+                match hold.runs.iter_mut().find(|other| other.owner == owner && other.mode == run.mode) {
+                    Some(other) => other.count += run.count,
+                    None => hold.runs.push(Run { owner, ..run }),
+                }
+            }
+        }
+    }
+
+    /// A subtransaction has ended without committing: strikes out its holds and returns the places it had them in, and
+    /// in which modes.
+    pub fn abort_subtransaction(&mut self, subtransaction: u32) -> Vec<(Place, Mode)> {
+        let first = self.first_of(subtransaction);
+        let mut struck = Vec::new();
+        for (_, place) in self.transactional.split_off(first) {
+            self.holds[place as usize].runs.retain(|run| {
+                let own = run.owner == Owner::Transaction(subtransaction);
+                if own {
+                    struck.push((place, run.mode));
+                }
+                !own
+            });
+        }
+        struck
+    }
+
+    /// The transaction has ended: strikes out all its holds and returns the places it had them in.
+    pub fn end_transaction(&mut self) -> Vec<Place> {
+        let places: Vec<Place> = self.transactional.drain(..).map(|(_, place)| place).collect();
+        for &place in &places {
+            self.holds[place as usize].runs.retain(|run| run.owner == Owner::Session);
+        }
+        places
+    }
+
+    /// Closes a place that has no holds left; whether it is closed now.
+    pub fn close_if_empty(&mut self, place: Place) -> bool {
+        let hold = &mut self.holds[place as usize];
+        if let (true, Some(tag)) = (hold.runs.is_empty(), hold.tag) {
+            hold.tag = None;
+            self.places.remove(&tag);
+            self.free.push(place);
+        }
+        self.holds[place as usize].is_closed()
+    }
+
+    /// Gives back the memory that the names of many locks took, once nothing is held; whether there was any to give.
+    /// No place is valid after it.
+    pub fn trim(&mut self) -> bool {
+        let trims = self.places.is_empty() && self.holds.len() > IDLE_PLACES;
+        if trims {
+            *self = Self::default();
+        }
+        trims
+    }
+
+    fn first_of(&self, subtransaction: u32) -> usize {
+        self.transactional.iter().rposition(|&(other, _)| other < subtransaction).map_or(0, |last| last + 1)
+    }
+}
+
+/// So many places are kept while nothing is held.
+pub const IDLE_PLACES: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const NOW: StatementId = (1, 0);
+
+    fn tag(key: i64) -> Tag {
+        Tag::of_bigint(key, 5)
+    }
+
+    fn take(ledger: &mut Ledger, key: i64, mode: Mode, owner: Owner) -> Place {
+        let place = ledger.find(tag(key)).unwrap_or_else(|| ledger.open(tag(key), b"name"));
+        ledger.add(place, mode, owner, None, NOW);
+        place
+    }
+
+    #[test]
+    fn the_last_session_hold_is_given_back_first() {
+        let mut ledger = Ledger::default();
+        let place = take(&mut ledger, 1, Mode::Share, Owner::Session);
+        take(&mut ledger, 1, Mode::Exclusive, Owner::Session);
+        take(&mut ledger, 1, Mode::Share, Owner::Transaction(1));
+        assert_eq!(ledger.hold(place).last_session_mode(), Some(Mode::Exclusive));
+        assert!(ledger.remove(place, Mode::Exclusive, Owner::Session));
+        assert_eq!(ledger.hold(place).last_session_mode(), Some(Mode::Share));
+        assert!(ledger.hold(place).is_held_both_ways());
+        assert!(!ledger.remove(place, Mode::Exclusive, Owner::Session));
+    }
+
+    #[test]
+    fn subtransactions_pass_their_holds_on_or_lose_them() {
+        let mut ledger = Ledger::default();
+        let one = take(&mut ledger, 1, Mode::Exclusive, Owner::Transaction(1));
+        take(&mut ledger, 1, Mode::Exclusive, Owner::Transaction(2));
+        let two = take(&mut ledger, 2, Mode::Share, Owner::Transaction(2));
+        take(&mut ledger, 3, Mode::Share, Owner::Transaction(3));
+        ledger.commit_subtransaction(3, 2);
+        assert_eq!(ledger.abort_subtransaction(2).len(), 3);
+        assert_eq!(ledger.hold(one).count(None, Scope::Transaction), 1);
+        assert_eq!(ledger.hold(two).count(None, Scope::Transaction), 0);
+        assert!(ledger.close_if_empty(two));
+        assert_eq!(ledger.end_transaction(), vec![one]);
+    }
+
+    #[test]
+    fn a_statement_knows_what_it_took() {
+        let mut ledger = Ledger::default();
+        let place = take(&mut ledger, 1, Mode::Share, Owner::Session);
+        ledger.add(place, Mode::Share, Owner::Session, None, (2, 0));
+        ledger.add(place, Mode::Share, Owner::Session, None, (2, 0));
+        ledger.remove(place, Mode::Share, Owner::Session);
+        assert_eq!(ledger.hold(place).taken_by((2, 0)).collect::<Vec<_>>(), vec![(Mode::Share, 1)]);
+        assert_eq!(ledger.hold(place).taken_by((2, 9)).count(), 0);
+    }
+
+    #[test]
+    fn memory_is_given_back_with_the_last_hold() {
+        let mut ledger = Ledger::default();
+        for key in 0..10_000 {
+            take(&mut ledger, key, Mode::Exclusive, Owner::Session);
+        }
+        for key in 0..10_000 {
+            let place = ledger.find(tag(key)).unwrap();
+            ledger.remove(place, Mode::Exclusive, Owner::Session);
+            assert!(ledger.close_if_empty(place));
+        }
+        assert!(ledger.trim());
+        assert_eq!((ledger.len(), ledger.holds.capacity(), ledger.places.capacity()), (0, 0, 0));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Take(i64, usize, bool),
+        Unlock(i64),
+        Savepoint,
+        Release,
+        Rollback,
+        Commit,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => (0..4i64, 0..5usize, any::<bool>()).prop_map(|(key, mode, session)| Step::Take(key, mode, session)),
+            2 => (0..4i64).prop_map(Step::Unlock),
+            2 => Just(Step::Savepoint),
+            1 => Just(Step::Release),
+            1 => Just(Step::Rollback),
+            1 => Just(Step::Commit),
+        ]
+    }
+
+    proptest! {
+        /// Against a plain list of holds, each with its owner.
+        #[test]
+        fn the_ledger_counts_like_a_list(steps in prop::collection::vec(step(), 0..200)) {
+            let mut ledger = Ledger::default();
+            let mut list: Vec<(i64, Mode, Owner)> = Vec::new();
+            let mut open = vec![1u32];
+            let mut next = 2;
+            for step in steps {
+                match step {
+                    Step::Take(key, mode, session) => {
+                        let owner = if session { Owner::Session } else { Owner::Transaction(*open.last().unwrap()) };
+                        take(&mut ledger, key, Mode::ALL[mode], owner);
+                        list.push((key, Mode::ALL[mode], owner));
+                    }
+                    Step::Unlock(key) => {
+                        let last = list.iter().rposition(|&(other, _, owner)| other == key && owner == Owner::Session);
+                        let place = ledger.find(tag(key));
+                        let mode = place.and_then(|place| ledger.hold(place).last_session_mode());
+                        prop_assert_eq!(last.map(|last| list[last].1), mode);
+                        if let (Some(last), Some(place), Some(mode)) = (last, place, mode) {
+                            list.remove(last);
+                            prop_assert!(ledger.remove(place, mode, Owner::Session));
+                            ledger.close_if_empty(place);
+                        }
+                    }
+                    Step::Savepoint => {
+                        open.push(next);
+                        next += 1;
+                    }
+                    Step::Release if open.len() > 1 => {
+                        let own = open.pop().unwrap();
+                        let parent = *open.last().unwrap();
+                        ledger.commit_subtransaction(own, parent);
+                        for hold in &mut list {
+                            if hold.2 == Owner::Transaction(own) {
+                                hold.2 = Owner::Transaction(parent);
+                            }
+                        }
+                    }
+                    Step::Rollback if open.len() > 1 => {
+                        let own = open.pop().unwrap();
+                        for (place, _) in ledger.abort_subtransaction(own) {
+                            ledger.close_if_empty(place);
+                        }
+                        list.retain(|hold| hold.2 != Owner::Transaction(own));
+                    }
+                    Step::Commit => {
+                        for place in ledger.end_transaction() {
+                            ledger.close_if_empty(place);
+                        }
+                        list.retain(|hold| hold.2 == Owner::Session);
+                        open = vec![next];
+                        next += 1;
+                    }
+                    Step::Release | Step::Rollback => {}
+                }
+                for key in 0..4 {
+                    for mode in Mode::ALL {
+                        for scope in [Scope::Session, Scope::Transaction] {
+                            let expected = list
+                                .iter()
+                                .filter(|hold| (hold.0, hold.1, hold.2.scope()) == (key, mode, scope))
+                                .count() as u64;
+                            let counted = ledger.find(tag(key)).map_or(0, |place| ledger.hold(place).count(Some(mode), scope));
+                            prop_assert_eq!(counted, expected);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Where a lock stands in the lock manager: its tag.
+//!
+//! **The mapping from a name to a tag is frozen for ever**: sessions of different releases, on different machines and
+//! in databases of different encodings have to meet. The golden values in the tests below guard it.
+
+use super::name::Name;
+use std::hash::{BuildHasherDefault, Hasher};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// First of the four tag fields' classes that are ours, 0x4000 to 0x7FFF. SQL's own advisory locks use 1 and 2.
+const CLASS_BASE: u16 = 0x4000;
+const CLASS_MASK: u16 = 0xC000;
+const KIND_SHIFT: u16 = 11;
+const DOMAIN_MASK: u16 = (1 << KIND_SHIFT) - 1;
+
+/// The class of `pg_advisory_lock(bigint)`.
+const CLASS_BIGINT: u16 = 1;
+/// The class of `pg_advisory_lock(int, int)`.
+const CLASS_PAIR: u16 = 2;
+
+/// What a tag of ours stands for. Internal kinds keep away from any name a user can give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Kind {
+    /// A name given by a user.
+    Name = 0,
+    /// Held by a session as long as its session holds are worth something; see [`Tag::sentinel`].
+    Sentinel = 1,
+}
+
+/// A LOCKTAG_ADVISORY's four fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct Tag {
+    /// The database's OID, or 0 for a lock of the whole cluster.
+    pub database: u32,
+    /// `classid` in `pg_locks`.
+    pub high: u32,
+    /// `objid` in `pg_locks`.
+    pub low: u32,
+    /// `objsubid` in `pg_locks`.
+    pub class: u16,
+}
+
+/// Whose lock a tag is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Space {
+    /// A named lock.
+    Named,
+    /// A native advisory lock of SQL.
+    Native,
+    /// An internal lock of this extension.
+    Internal,
+    /// Another extension's.
+    Foreign,
+}
+
+impl Tag {
+    /// The tag of a name: XXH3-64 (seed 0) of the name, and 11 bits of that of its domain.
+    ///
+    /// `database` is 0 for a lock of the whole cluster.
+    pub fn of_name(name: Name<'_>, database: u32) -> Self {
+        let class = CLASS_BASE | (Kind::Name as u16) << KIND_SHIFT | xxh3_64(name.domain()) as u16 & DOMAIN_MASK;
+        Self::from_hash(database, xxh3_64(name.bytes()), class)
+    }
+
+    /// The tag of `pg_advisory_lock(bigint)`.
+    pub fn of_bigint(key: i64, database: u32) -> Self {
+        Self::from_hash(database, key as u64, CLASS_BIGINT)
+    }
+
+    /// The tag of `pg_advisory_lock(int, int)`.
+    pub fn of_pair(key1: i32, key2: i32, database: u32) -> Self {
+        Self { database, high: key1 as u32, low: key2 as u32, class: CLASS_PAIR }
+    }
+
+    /// A session's private tag. Where the lock on it is gone, so is every session hold of that session:
+    /// `DISCARD ALL` and `pg_advisory_unlock_all()` release them without telling us.
+    pub fn sentinel(pid: i32, database: u32) -> Self {
+        Self { database, high: pid as u32, low: 0, class: CLASS_BASE | (Kind::Sentinel as u16) << KIND_SHIFT }
+    }
+
+    /// Whose lock this is.
+    pub fn space(self) -> Space {
+        match self.class {
+            CLASS_BIGINT | CLASS_PAIR => Space::Native,
+            class if class & CLASS_MASK != CLASS_BASE => Space::Foreign,
+            class if (class & !CLASS_MASK) >> KIND_SHIFT == Kind::Name as u16 => Space::Named,
+            _ => Space::Internal,
+        }
+    }
+
+    /// A native lock as its SQL call shows it: `42` or `1, 2`.
+    pub fn native_key(self) -> String {
+        if self.class == CLASS_PAIR {
+            format!("{}, {}", self.high as i32, self.low as i32)
+        } else {
+            ((u64::from(self.high) << 32 | u64::from(self.low)) as i64).to_string()
+        }
+    }
+
+    fn from_hash(database: u32, hash: u64, class: u16) -> Self {
+        Self { database, high: (hash >> 32) as u32, low: hash as u32, class }
+    }
+}
+
+/// Hashes a [`Tag`] for a map in one session: most of it is a hash already.
+#[derive(Default)]
+pub struct TagHasher(u64);
+
+/// [`TagHasher`] as `HashMap` wants it.
+pub type BuildTagHasher = BuildHasherDefault<TagHasher>;
+
+impl Hasher for TagHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u32(byte.into()));
+    }
+    fn write_u16(&mut self, word: u16) {
+        self.write_u32(word.into());
+    }
+    fn write_u32(&mut self, word: u32) {
+        // Native keys are often small numbers: multiply so that the high bits, which the map looks at, differ.
+        self.0 = (self.0.rotate_left(32) ^ u64::from(word)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn tag(name: &str) -> Tag {
+        Tag::of_name(Name::new(name.as_bytes()).unwrap(), 5)
+    }
+
+    #[test]
+    fn two_names_with_one_key_exist() {
+        assert_eq!(tag("order-36325"), tag("M0plytOy"));
+    }
+
+    #[test]
+    fn names_that_other_hashes_confuse_differ() {
+        // Equal under hashtext(), and equal under CRC32.
+        for (one, two) in [("order-116870", "order-126592"), ("plumless", "buckeroo")] {
+            assert_ne!(tag(one), tag(two));
+        }
+        for (one, two) in [("Job", "job"), ("a", "a "), ("caf\u{e9}", "cafe\u{301}")] {
+            assert_ne!(tag(one), tag(two));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_name_meets_a_native_or_an_internal_lock(
+            bytes in prop::collection::vec(any::<u8>(), 1..64), key: i64, key1: i32, key2: i32, pid in 1..i32::MAX
+        ) {
+            let named = Tag::of_name(Name::new(&bytes).unwrap(), 5);
+            prop_assert_eq!(named.space(), Space::Named);
+            prop_assert!((0x4000..0x4800).contains(&named.class));
+            let bigint = Tag::of_bigint(key, 5);
+            prop_assert_eq!(bigint.space(), Space::Native);
+            prop_assert_eq!(bigint.native_key(), key.to_string());
+            let pair = Tag::of_pair(key1, key2, 5);
+            prop_assert_eq!(pair.space(), Space::Native);
+            prop_assert_eq!(pair.native_key(), format!("{key1}, {key2}"));
+            prop_assert_eq!(Tag::sentinel(pid, 5).space(), Space::Internal);
+        }
+
+        #[test]
+        fn classes_of_others_are_foreign(class in prop_oneof![3u16..0x4000, 0x8000u16..=0xFFFF]) {
+            prop_assert_eq!(Tag { database: 5, high: 1, low: 1, class }.space(), Space::Foreign);
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Values between SQL and Rust that the bindings have no type for, or a slower one.
+
+use super::encoding;
+use super::ffi;
+use crate::rules::interval::Interval;
+use crate::rules::mode::Mode;
+use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
+use pgrx::datum::{Datum, FromDatum, IntoDatum, TimestampWithTimeZone};
+use pgrx::pg_sys;
+use std::cell::Cell;
+use std::ffi::CStr;
+
+/// A `text` argument: its bytes in UTF-8 (see [`encoding::to_utf8`]).
+#[derive(Clone, Copy, Debug)]
+pub struct Utf8<'a>(pub &'a [u8]);
+
+// SAFETY: maps to a type that SQL has.
+pgrx::pgrx_sql_entity_graph::impl_sql_translatable!(Utf8<'_>, arg_only = "text");
+
+impl FromDatum for Utf8<'_> {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
+        if is_null {
+            return None;
+        }
+        // SAFETY: the datum is a text, which lives as long as the call.
+        unsafe {
+            let text = ffi::pg_detoast_datum_packed(datum.cast_mut_ptr());
+            let bytes = std::slice::from_raw_parts(
+                pgrx::varlena::vardata_any(text).cast::<u8>(),
+                pgrx::varlena::varsize_any_exhdr(text),
+            );
+            Some(Self(encoding::to_utf8(bytes)))
+        }
+    }
+}
+
+/// An `interval` argument.
+#[derive(Clone, Copy, Debug)]
+pub struct IntervalArgument(pub Interval);
+
+// SAFETY: maps to a type that SQL has.
+pgrx::pgrx_sql_entity_graph::impl_sql_translatable!(IntervalArgument, arg_only = "interval");
+
+impl FromDatum for IntervalArgument {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
+        // SAFETY: the datum points to an interval.
+        (!is_null).then(|| unsafe {
+            let interval = *datum.cast_mut_ptr::<pg_sys::Interval>();
+            Self(Interval { months: interval.month, days: interval.day, micros: interval.time })
+        })
+    }
+}
+
+/// A `named_lock_mode` argument.
+#[derive(Clone, Copy, Debug)]
+pub struct ModeArgument(pub Mode);
+
+// SAFETY: maps to a type that our SQL makes.
+pgrx::pgrx_sql_entity_graph::impl_sql_translatable!(ModeArgument, arg_only = "named_lock_mode");
+
+thread_local! {
+    /// The labels' OIDs met so far: a label's OID never comes to mean another mode.
+    static MODES: Cell<[(pg_sys::Oid, Mode); 5]> = const { Cell::new([(pg_sys::Oid::INVALID, Mode::Exclusive); 5]) };
+}
+
+impl FromDatum for ModeArgument {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
+        if is_null {
+            return None;
+        }
+        let oid = pg_sys::Oid::from(datum.value() as u32);
+        let mut known = MODES.get();
+        if let Some((_, mode)) = known.into_iter().find(|&(label, _)| label == oid) {
+            return Some(Self(mode));
+        }
+        let (label, _, _) = pgrx::enum_helper::lookup_enum_by_oid(oid);
+        let mode = Mode::from_label(&label).expect("the type's labels are the modes'");
+        known[mode as usize] = (oid, mode);
+        MODES.set(known);
+        Some(Self(mode))
+    }
+}
+
+macro_rules! pass_by_from_datum {
+    ($($type:ty),*) => {$(
+        // SAFETY: reads the argument as its FromDatum does; None only for NULL, which Option catches before.
+        unsafe impl<'fcx> ArgAbi<'fcx> for $type {
+            unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
+                let index = arg.index();
+                // SAFETY: the caller's.
+                unsafe { arg.unbox_arg_using_from_datum::<Self>() }
+                    .unwrap_or_else(|| panic!("argument {index} must not be null"))
+            }
+        }
+    )*};
+}
+pass_by_from_datum!(Utf8<'fcx>, IntervalArgument, ModeArgument);
+
+/// A `text` result: bytes in the database's encoding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerText(Vec<u8>);
+
+impl ServerText {
+    /// From a text of ours.
+    pub fn from_utf8(text: &str) -> Self {
+        Self(encoding::from_utf8(text))
+    }
+
+    /// From a name of a lock or a part of one.
+    pub fn from_name(name: &[u8]) -> Self {
+        Self(encoding::name_to_server(name))
+    }
+
+    /// From text of the server's.
+    ///
+    /// # Safety
+    /// `text` is null or a C string.
+    pub unsafe fn from_server(text: *const std::ffi::c_char) -> Option<Self> {
+        // SAFETY: the caller's.
+        (!text.is_null()).then(|| Self(unsafe { CStr::from_ptr(text) }.to_bytes().to_vec()))
+    }
+
+    /// For an error's text; what is not UTF-8 is shown as it can be.
+    pub fn lossy(&self) -> String {
+        String::from_utf8_lossy(&self.0).into_owned()
+    }
+}
+
+// SAFETY: maps to a type that SQL has.
+pgrx::pgrx_sql_entity_graph::impl_sql_translatable!(ServerText, "text");
+
+impl IntoDatum for ServerText {
+    fn into_datum(self) -> Option<pg_sys::Datum> {
+        // SAFETY: copies the bytes into a text in the current memory context.
+        unsafe {
+            Some(pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(self.0.as_ptr().cast(), self.0.len() as i32)))
+        }
+    }
+
+    fn type_oid() -> pg_sys::Oid {
+        pg_sys::TEXTOID
+    }
+}
+
+// SAFETY: returns the datum that into_datum makes.
+unsafe impl BoxRet for ServerText {
+    unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> Datum<'fcx> {
+        // SAFETY: a text's datum.
+        unsafe { fcinfo.return_raw_datum(self.into_datum().unwrap_or(pg_sys::Datum::null())) }
+    }
+}
+
+/// A time of the server's clock in microseconds.
+pub fn timestamp(micros: i64) -> TimestampWithTimeZone {
+    // SAFETY: the datum of a timestamptz is its microseconds.
+    unsafe { TimestampWithTimeZone::from_datum(pg_sys::Datum::from(micros), false) }.expect("not null")
+}
+
+/// An interval of so many microseconds.
+pub fn interval(micros: i64) -> pgrx::datum::Interval {
+    pgrx::datum::Interval::from_micros(micros)
+}
+
+/// The row that a function with several OUT arguments, or a procedure with an INOUT one, returns.
+pub struct Row(pg_sys::Datum);
+
+impl Row {
+    /// Makes the row that a call is declared to return. `values` are as many as it has columns; none is NULL.
+    pub fn new<const COLUMNS: usize>(fcinfo: pg_sys::FunctionCallInfo, mut values: [pg_sys::Datum; COLUMNS]) -> Self {
+        // SAFETY: the server's call information; the description that it gives is blessed and used at once.
+        unsafe {
+            let mut description = std::ptr::null_mut();
+            let class = pg_sys::get_call_result_type(fcinfo, std::ptr::null_mut(), &mut description);
+            assert_eq!(class, pg_sys::TypeFuncClass::TYPEFUNC_COMPOSITE, "declared to return a row");
+            assert_eq!((*description).natts as usize, COLUMNS, "declared with as many columns");
+            let description = pg_sys::BlessTupleDesc(description);
+            let tuple = pg_sys::heap_form_tuple(description, values.as_mut_ptr(), [false; COLUMNS].as_mut_ptr());
+            Self(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))
+        }
+    }
+}
+
+// SAFETY: maps to a type that SQL has.
+pgrx::pgrx_sql_entity_graph::impl_sql_translatable!(Row, "record");
+
+// SAFETY: returns the row's datum.
+unsafe impl BoxRet for Row {
+    unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> Datum<'fcx> {
+        // SAFETY: a row's datum.
+        unsafe { fcinfo.return_raw_datum(self.0) }
+    }
+}

@@ -1,0 +1,60 @@
+//! What the server tells us of: the ends of transactions, subtransactions and the session.
+
+use super::session;
+use pgrx::pg_sys;
+use std::ffi::{c_int, c_void};
+
+/// Registers them, once in a session.
+pub fn register() {
+    let nothing = std::ptr::null_mut();
+    // SAFETY: functions that live as long as the process, with the server's signatures.
+    unsafe {
+        pg_sys::RegisterXactCallback(Some(on_transaction), nothing);
+        pg_sys::RegisterSubXactCallback(Some(on_subtransaction), nothing);
+        pg_sys::RegisterResourceReleaseCallback(Some(on_resource_release), nothing);
+        pg_sys::before_shmem_exit(Some(on_exit), pg_sys::Datum::null());
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn on_transaction(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
+    // Errors are still allowed here; at XACT_EVENT_PREPARE they are not.
+    if event == pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE {
+        session::in_callback(session::Session::on_prepare);
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn on_subtransaction(
+    event: pg_sys::SubXactEvent::Type,
+    subtransaction: pg_sys::SubTransactionId,
+    parent: pg_sys::SubTransactionId,
+    _arg: *mut c_void,
+) {
+    match event {
+        pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
+            session::in_callback(|session| session.on_subcommit(subtransaction, parent));
+        }
+        pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
+            session::in_callback(|session| session.on_subabort(subtransaction, parent));
+        }
+        _ => {}
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn on_resource_release(
+    phase: pg_sys::ResourceReleasePhase::Type,
+    _is_commit: bool,
+    is_top_level: bool,
+    _arg: *mut c_void,
+) {
+    if phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS {
+        session::in_callback(|session| session.on_locks_released(is_top_level));
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn on_exit(_code: c_int, _arg: pg_sys::Datum) {
+    session::in_callback(session::Session::on_exit);
+}

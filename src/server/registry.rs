@@ -1,0 +1,658 @@
+//! Names, times and counts of what every session holds, in shared memory, for the views.
+//!
+//! A control struct in the server's main shared memory, made by whichever session comes first, leads to a dynamic shared
+//! area. There every process has an [`Entry`], and in it slots that only this process writes: one for each lock it holds
+//! or waits for, at the place that its [ledger](crate::rules::holds) gives the lock. A slot is written before the lock is
+//! asked for and cleared after it is given back: the lock manager says what is held, the slot says by which name.
+//!
+//! Readers never stop a writer. Each slot has a sequence counter, odd while it is written; a reader tries again when the
+//! counter moved. The entry's LWLock only guards memory that comes and goes: chunks of slots, and names too long for a
+//! slot.
+
+use super::ffi;
+use super::report;
+use super::try_block::try_block;
+use crate::rules::holds::{Hold, IDLE_PLACES, Place, Scope};
+use crate::rules::key::Tag;
+use crate::rules::mode::Mode;
+use crate::rules::name::MAX_NAME_BYTES;
+use pgrx::pg_sys;
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
+
+/// With the version of the layout: change it with any of the structs below.
+const CONTROL_NAME: &CStr = c"named_locks/1";
+/// Frozen: asking for another size under a name already taken is an error.
+const CONTROL_SIZE: usize = 128;
+const CONTROL_MAGIC: u32 = 0x6E6C_0001;
+const TRANCHE_NAME: &CStr = c"named_locks";
+
+/// Chunk `n` has `FIRST_CHUNK << n` slots.
+const FIRST_CHUNK: usize = IDLE_PLACES;
+const MAX_CHUNKS: usize = 16;
+/// How many locks a session's slots can hold.
+pub const MAX_PLACES: usize = FIRST_CHUNK * ((1 << MAX_CHUNKS) - 1);
+
+/// Longer names stand outside of the slot.
+const INLINE_NAME: usize = 96;
+/// A writer may be stopped in the middle of a slot: readers give it up then.
+const MAX_READ_TRIES: u32 = 10_000;
+
+const MODES: usize = Mode::ALL.len();
+const NO_POINTER: pg_sys::dsa_pointer = 0;
+
+#[repr(C)]
+struct Control {
+    magic: u32,
+    tranche: i32,
+    area: pg_sys::dsa_handle,
+    directory: pg_sys::dsa_pointer,
+}
+const _: () = assert!(size_of::<Control>() <= CONTROL_SIZE);
+
+/// In the shared area, followed by [`ffi::max_processes`] entries.
+#[repr(C)]
+struct Directory {
+    /// Guards the list of prepared transactions' names.
+    prepared_lock: pg_sys::LWLock,
+    prepared: pg_sys::dsa_pointer,
+    prepared_count: u32,
+    /// Clean the list when it has become so long.
+    prepared_limit: u32,
+}
+
+/// One process's part.
+#[repr(C)]
+struct Entry {
+    /// Guards `pid`, `chunks` and the memory that they and the slots lead to.
+    lock: pg_sys::LWLock,
+    pid: AtomicI32,
+    /// When this process's wait for a lock ends by itself; [`NO_DEADLINE`] without one.
+    deadline: AtomicI64,
+    chunks: [AtomicU64; MAX_CHUNKS],
+}
+
+/// Shown as NULL.
+const NO_DEADLINE: i64 = i64::MAX;
+
+#[repr(C)]
+struct Slot {
+    sequence: AtomicU32,
+    body: Body,
+}
+
+/// What a slot says. All zero: nothing. Any bytes are a valid value, so that a reader may copy one that is being written.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Body {
+    in_use: u8,
+    /// 1 + the [`Scope`] in which the lock is being waited for; 0 otherwise.
+    waits_as: u8,
+    name_length: u16,
+    tag: Tag,
+    counts: [[u32; MODES]; 2],
+    since: [i64; 2],
+    limit_micros: i64,
+    expires_at: i64,
+    long_name: pg_sys::dsa_pointer,
+    name: [u8; INLINE_NAME],
+}
+
+/// A prepared transaction's lock: which virtual transaction took it, by which name.
+#[repr(C)]
+struct PreparedName {
+    next: pg_sys::dsa_pointer,
+    virtual_transaction: (i32, u32),
+    tag: Tag,
+    counts: [u32; MODES],
+    since: i64,
+    name_length: u16,
+    name: [u8; MAX_NAME_BYTES],
+}
+
+/// What some session says of a lock it holds or waits for.
+#[derive(Clone, Debug)]
+pub struct Published {
+    /// The process; for a prepared transaction the virtual transaction that it was.
+    pub by: Party,
+    /// The lock.
+    pub tag: Tag,
+    /// Its name; empty for a native lock.
+    pub name: Vec<u8>,
+    /// Holds by [`Scope`] and [`Mode`], the one being waited for included.
+    pub counts: [[u32; MODES]; 2],
+    /// Since when, by [`Scope`], in microseconds of the server's clock; 0 where there are none.
+    pub since: [i64; 2],
+    /// The earliest limit in microseconds and when it is reached.
+    pub limit: Option<(i64, i64)>,
+    /// In which scope it is waited for.
+    pub waits_as: Option<Scope>,
+    /// When that wait ends by itself.
+    pub deadline: Option<i64>,
+}
+
+/// Who publishes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Party {
+    /// A process.
+    Process(i32),
+    /// A prepared transaction, by its virtual transaction.
+    Prepared(i32, u32),
+}
+
+/// This process's access to the registry.
+#[derive(Debug)]
+pub struct Registry {
+    area: *mut pg_sys::dsa_area,
+    directory: *mut Directory,
+    entry: *mut Entry,
+    chunks: [*mut Slot; MAX_CHUNKS],
+}
+
+impl Registry {
+    /// Joins the registry, and makes it if this is the first session to. None, after a warning, where there is no memory
+    /// for it: locking goes on without names.
+    pub fn join() -> Option<Self> {
+        // SAFETY: plain globals and server calls.
+        unsafe {
+            let holdoff = pg_sys::InterruptHoldoffCount;
+            let memory_context = pg_sys::CurrentMemoryContext;
+            let result = try_block(|| {
+                pg_sys::CurrentMemoryContext = pg_sys::TopMemoryContext;
+                let joined = join_under_lock();
+                pg_sys::CurrentMemoryContext = memory_context;
+                joined
+            });
+            let error = match result {
+                Ok(joined) => return Some(joined),
+                Err(error) => error,
+            };
+            let lock = ffi::addin_shmem_init_lock();
+            if ffi::LWLockHeldByMe(lock) {
+                pg_sys::InterruptHoldoffCount = holdoff + 1; // which the release counts down
+                ffi::LWLockRelease(lock);
+            }
+            pg_sys::InterruptHoldoffCount = holdoff;
+            error.put_away();
+        }
+        report::warn(
+            "53200",
+            "no shared memory for the names of locks: locks work, but views do not show their names",
+            Some("Restart the server, or load named_locks by shared_preload_libraries."),
+        );
+        None
+    }
+
+    /// Writes what is held at a place, from the ledger. `fresh`: the place was not in use before.
+    ///
+    /// `now` is the time for a scope that had no hold before.
+    pub fn publish(&mut self, place: Place, hold: &Hold, fresh: bool, waits_as: Option<Scope>, now: i64) {
+        let Some(slot) = self.slot(place) else { return };
+        let name = hold.name();
+        let is_long = name.len() > INLINE_NAME;
+        let long_name = if fresh && is_long { self.keep_long_name(name) } else { NO_POINTER };
+        write(slot, |body| {
+            if fresh {
+                body.in_use = 1;
+                body.tag = hold.tag();
+                body.since = [0; 2];
+                body.long_name = long_name;
+                // A long name that no memory could be had for is not shown.
+                body.name_length = if is_long && long_name == NO_POINTER { 0 } else { name.len() as u16 };
+                if !is_long {
+                    body.name[..name.len()].copy_from_slice(name);
+                }
+            }
+            body.waits_as = waits_as.map_or(0, |scope| 1 + scope as u8);
+            body.counts = [[0; MODES]; 2];
+            for run in hold.runs() {
+                body.counts[run.owner.scope() as usize][run.mode as usize] += run.count;
+            }
+            for (since, counts) in body.since.iter_mut().zip(&body.counts) {
+                match counts.iter().any(|&count| count > 0) {
+                    false => *since = 0,
+                    true if *since == 0 => *since = now,
+                    true => {}
+                }
+            }
+            (body.limit_micros, body.expires_at) =
+                hold.earliest_limit().map_or((0, 0), |limit| (limit.micros, limit.expires_at));
+        });
+    }
+
+    /// The wait for a place's lock is over with a grant: it is held in that scope since `now`, if it was not before.
+    pub fn granted(&mut self, place: Place, scope: Scope, holds: u64, now: i64) {
+        let Some(slot) = self.slot(place) else { return };
+        write(slot, |body| {
+            body.waits_as = 0;
+            if holds == 1 {
+                body.since[scope as usize] = now;
+            }
+        });
+    }
+
+    /// Sets when the wait that this process begins ends by itself.
+    pub fn set_deadline(&self, deadline: Option<i64>) {
+        // SAFETY: this process's entry.
+        unsafe { (*self.entry).deadline.store(deadline.unwrap_or(NO_DEADLINE), Ordering::Relaxed) };
+    }
+
+    /// Clears a place.
+    pub fn clear(&mut self, place: Place) {
+        let Some(slot) = self.slot(place) else { return };
+        // SAFETY: only this process writes its slots, so it can read them as they are.
+        let long_name = unsafe { (*slot).body.long_name };
+        write(slot, |body| {
+            body.in_use = 0;
+            body.waits_as = 0;
+            body.long_name = NO_POINTER;
+        });
+        if long_name != NO_POINTER {
+            self.with_entry_locked(|area| {
+                // SAFETY: allocated by keep_long_name, and nobody can read it under the entry's lock.
+                unsafe { ffi::dsa_free(area, long_name) }
+            });
+        }
+    }
+
+    /// Gives back the memory that held the slots of many locks. For when nothing is held.
+    pub fn trim(&mut self) {
+        if self.chunks[1..].iter().all(|chunk| chunk.is_null()) {
+            return;
+        }
+        self.chunks[1..].fill(std::ptr::null_mut());
+        let entry = self.entry;
+        self.with_entry_locked(|area| {
+            // SAFETY: this process's entry, under its lock.
+            unsafe { free_chunks(area, &(&(*entry).chunks)[1..]) }
+        });
+    }
+
+    /// Leaves the registry, at the end of the session.
+    pub fn leave(self) {
+        let entry = self.entry;
+        self.with_entry_locked(|area| {
+            // SAFETY: this process's entry, under its lock.
+            unsafe { (*entry).clear(area) }
+        });
+    }
+
+    /// Everything that all sessions and prepared transactions have published, or all about one lock.
+    pub fn read(&self, only: Option<Tag>) -> Vec<Published> {
+        let mut published = Vec::new();
+        for number in 0..ffi::max_processes() {
+            // SAFETY: the directory is followed by so many entries.
+            let entry = unsafe { &*entries(self.directory).add(number) };
+            if entry.pid.load(Ordering::Relaxed) != 0 {
+                with_lock(&raw const entry.lock, pg_sys::LWLockMode::LW_SHARED, || {
+                    self.read_entry(entry, only, &mut published);
+                });
+            }
+        }
+        // SAFETY: the directory is there as long as the server.
+        let lock = unsafe { &raw const (*self.directory).prepared_lock };
+        with_lock(lock, pg_sys::LWLockMode::LW_SHARED, || self.read_prepared(only, &mut published));
+        published
+    }
+
+    /// Keeps the names of a transaction's locks that is about to be prepared, as far as there is memory for them.
+    ///
+    /// `is_held` asks the lock manager whether a virtual transaction, which may be prepared, holds a lock.
+    pub fn keep_prepared<'a>(&self, holds: impl Iterator<Item = &'a Hold>, is_held: impl Fn((i32, u32), Tag) -> bool) {
+        let directory = self.directory;
+        // SAFETY: the directory is there as long as the server.
+        let lock = unsafe { &raw const (*directory).prepared_lock };
+        let by = ffi::my_virtual_transaction();
+        for hold in holds {
+            let counts = Mode::ALL.map(|mode| hold.count(Some(mode), Scope::Transaction) as u32);
+            if counts.iter().all(|&count| count == 0) {
+                continue;
+            }
+            let since = self.transaction_since(hold.tag());
+            with_lock(lock, pg_sys::LWLockMode::LW_EXCLUSIVE, || {
+                // SAFETY: the list, under its lock.
+                unsafe {
+                    if (*directory).prepared_count >= (*directory).prepared_limit {
+                        self.drop_finished_prepared(&is_held);
+                    }
+                    let Some((pointer, node)) = self.allocate::<PreparedName>() else { return };
+                    (*node).next = (*directory).prepared;
+                    (*node).virtual_transaction = by;
+                    (*node).tag = hold.tag();
+                    (*node).counts = counts;
+                    (*node).since = since;
+                    (*node).name_length = hold.name().len() as u16;
+                    (&mut (*node).name)[..hold.name().len()].copy_from_slice(hold.name());
+                    (*directory).prepared = pointer;
+                    (*directory).prepared_count += 1;
+                }
+            });
+        }
+    }
+
+    /// Strikes out the names of prepared transactions that have come to their end.
+    ///
+    /// # Safety
+    /// Under the exclusive lock of the list.
+    unsafe fn drop_finished_prepared(&self, is_held: &impl Fn((i32, u32), Tag) -> bool) {
+        // SAFETY: the caller's: the list does not change under us; pointers in it lead to nodes.
+        unsafe {
+            let directory = self.directory;
+            let mut link = &raw mut (*directory).prepared;
+            while *link != NO_POINTER {
+                let Some(node) = self.address::<PreparedName>(*link) else { break };
+                if is_held((*node).virtual_transaction, (*node).tag) {
+                    link = &raw mut (*node).next;
+                } else {
+                    let finished = *link;
+                    *link = (*node).next;
+                    ffi::dsa_free(self.area, finished);
+                    (*directory).prepared_count -= 1;
+                }
+            }
+            (*directory).prepared_limit = 2 * (*directory).prepared_count + MIN_PREPARED_LIMIT;
+        }
+    }
+
+    fn transaction_since(&self, tag: Tag) -> i64 {
+        // SAFETY: this process's own slots.
+        let slots = self
+            .chunks
+            .iter()
+            .enumerate()
+            .filter(|(_, chunk)| !chunk.is_null())
+            .flat_map(|(n, &chunk)| (0..FIRST_CHUNK << n).map(move |offset| unsafe { &(*chunk.add(offset)).body }));
+        slots
+            .into_iter()
+            .find(|body| body.in_use != 0 && body.tag == tag)
+            .map_or(0, |body| body.since[Scope::Transaction as usize])
+    }
+
+    fn read_entry(&self, entry: &Entry, only: Option<Tag>, published: &mut Vec<Published>) {
+        let pid = entry.pid.load(Ordering::Relaxed);
+        let deadline = entry.deadline.load(Ordering::Relaxed);
+        for (number, chunk) in entry.chunks.iter().enumerate() {
+            let Some(chunk) = self.address::<Slot>(chunk.load(Ordering::Relaxed)) else { continue };
+            for offset in 0..FIRST_CHUNK << number {
+                // SAFETY: a chunk has so many slots, and stays under the entry's lock.
+                let Some(body) = read(unsafe { chunk.add(offset) }, only) else { continue };
+                let length = usize::from(body.name_length);
+                let name = match self.address::<u8>(body.long_name) {
+                    // SAFETY: a long name's memory is as long as the name and stays under the entry's lock.
+                    Some(long_name) => unsafe { std::slice::from_raw_parts(long_name, length) }.to_vec(),
+                    None => body.name[..length.min(INLINE_NAME)].to_vec(),
+                };
+                let waits_as = match body.waits_as {
+                    0 => None,
+                    1 => Some(Scope::Session),
+                    _ => Some(Scope::Transaction),
+                };
+                published.push(Published {
+                    by: Party::Process(pid),
+                    tag: body.tag,
+                    name,
+                    counts: body.counts,
+                    since: body.since,
+                    limit: (body.limit_micros > 0).then_some((body.limit_micros, body.expires_at)),
+                    waits_as,
+                    deadline: (waits_as.is_some() && deadline != NO_DEADLINE).then_some(deadline),
+                });
+            }
+        }
+    }
+
+    fn read_prepared(&self, only: Option<Tag>, published: &mut Vec<Published>) {
+        // SAFETY: the list, under its lock.
+        let mut next = unsafe { (*self.directory).prepared };
+        while let Some(node) = self.address::<PreparedName>(next) {
+            // SAFETY: a node of the list, under its lock.
+            let node = unsafe { &*node };
+            next = node.next;
+            if only.is_none_or(|tag| tag == node.tag) {
+                published.push(Published {
+                    by: Party::Prepared(node.virtual_transaction.0, node.virtual_transaction.1),
+                    tag: node.tag,
+                    name: node.name[..usize::from(node.name_length)].to_vec(),
+                    counts: [[0; MODES], node.counts],
+                    since: [0, node.since],
+                    limit: None,
+                    waits_as: None,
+                    deadline: None,
+                });
+            }
+        }
+    }
+
+    /// This process's slot at a place; makes room for it if there is none. None without memory.
+    fn slot(&mut self, place: Place) -> Option<*mut Slot> {
+        let (number, offset) = locate(place);
+        if self.chunks[number].is_null() {
+            self.chunks[number] = self.add_chunk(number)?;
+        }
+        // SAFETY: a chunk has so many slots.
+        Some(unsafe { self.chunks[number].add(offset) })
+    }
+
+    #[cold]
+    fn add_chunk(&self, number: usize) -> Option<*mut Slot> {
+        let (pointer, chunk) = self.allocate_bytes((FIRST_CHUNK << number) * size_of::<Slot>())?;
+        // SAFETY: this process's entry.
+        unsafe { (*self.entry).chunks[number].store(pointer, Ordering::Release) };
+        Some(chunk.cast())
+    }
+
+    #[cold]
+    fn keep_long_name(&self, name: &[u8]) -> pg_sys::dsa_pointer {
+        match self.allocate_bytes(name.len()) {
+            Some((pointer, memory)) => {
+                // SAFETY: so many bytes have just been allocated.
+                unsafe { std::ptr::copy_nonoverlapping(name.as_ptr(), memory, name.len()) };
+                pointer
+            }
+            None => NO_POINTER,
+        }
+    }
+
+    fn allocate<T>(&self) -> Option<(pg_sys::dsa_pointer, *mut T)> {
+        self.allocate_bytes(size_of::<T>()).map(|(pointer, memory)| (pointer, memory.cast()))
+    }
+
+    /// Zeroed memory in the shared area; None where there is none.
+    fn allocate_bytes(&self, size: usize) -> Option<(pg_sys::dsa_pointer, *mut u8)> {
+        let flags = (pg_sys::DSA_ALLOC_NO_OOM | pg_sys::DSA_ALLOC_ZERO | pg_sys::DSA_ALLOC_HUGE) as i32;
+        // SAFETY: a server call with plain arguments.
+        let pointer = unsafe { self.guarded(|area| ffi::dsa_allocate_extended(area, size, flags)) }?;
+        let memory = self.address(pointer)?;
+        Some((pointer, memory))
+    }
+
+    /// Where a pointer into the shared area leads; None for none, or where its segment cannot be mapped.
+    fn address<T>(&self, pointer: pg_sys::dsa_pointer) -> Option<*mut T> {
+        if pointer == NO_POINTER {
+            return None;
+        }
+        // SAFETY: a pointer that an allocation in this area gave.
+        unsafe { self.guarded(|area| ffi::dsa_get_address(area, pointer)) }.map(|address| address.cast())
+    }
+
+    /// A call of the shared area that may raise an error: put away, and None.
+    ///
+    /// # Safety
+    /// As for [`try_block`].
+    unsafe fn guarded<R>(&self, call: impl FnOnce(*mut pg_sys::dsa_area) -> R) -> Option<R> {
+        let area = self.area;
+        // SAFETY: the caller's; the holdoff count is a plain global, which an error sets to zero.
+        unsafe {
+            let holdoff = pg_sys::InterruptHoldoffCount;
+            match try_block(|| call(area)) {
+                Ok(result) => Some(result),
+                Err(error) => {
+                    pg_sys::InterruptHoldoffCount = holdoff;
+                    error.put_away();
+                    None
+                }
+            }
+        }
+    }
+
+    fn with_entry_locked(&self, change: impl FnOnce(*mut pg_sys::dsa_area)) {
+        // SAFETY: this process's entry.
+        let lock = unsafe { &raw const (*self.entry).lock };
+        with_lock(lock, pg_sys::LWLockMode::LW_EXCLUSIVE, || change(self.area));
+    }
+}
+
+const MIN_PREPARED_LIMIT: u32 = 64;
+
+impl Entry {
+    /// Empties it.
+    ///
+    /// # Safety
+    /// Under its exclusive lock.
+    unsafe fn clear(&mut self, area: *mut pg_sys::dsa_area) {
+        for (number, chunk) in self.chunks.iter().enumerate() {
+            let pointer = chunk.load(Ordering::Relaxed);
+            if pointer == NO_POINTER {
+                continue;
+            }
+            // SAFETY: the chunk that the pointer leads to has so many slots.
+            unsafe {
+                let slots = ffi::dsa_get_address(area, pointer).cast::<Slot>();
+                for offset in 0..FIRST_CHUNK << number {
+                    let long_name = (*slots.add(offset)).body.long_name;
+                    if long_name != NO_POINTER {
+                        ffi::dsa_free(area, long_name);
+                    }
+                }
+            }
+        }
+        // SAFETY: as above.
+        unsafe { free_chunks(area, &self.chunks) };
+        self.pid.store(0, Ordering::Relaxed);
+    }
+}
+
+/// # Safety
+/// Under the exclusive lock of the entry that the chunks belong to.
+unsafe fn free_chunks(area: *mut pg_sys::dsa_area, chunks: &[AtomicU64]) {
+    for chunk in chunks {
+        let pointer = chunk.swap(NO_POINTER, Ordering::Relaxed);
+        if pointer != NO_POINTER {
+            // SAFETY: allocated by add_chunk; nobody else can lead there any more.
+            unsafe { ffi::dsa_free(area, pointer) };
+        }
+    }
+}
+
+/// # Safety
+/// In a [`try_block`], with TopMemoryContext current.
+unsafe fn join_under_lock() -> Registry {
+    // SAFETY: the caller's. The set-up lock makes sure that one process makes the shared parts.
+    unsafe {
+        let lock = ffi::addin_shmem_init_lock();
+        ffi::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
+        let mut found = false;
+        let control = ffi::ShmemInitStruct(CONTROL_NAME.as_ptr(), CONTROL_SIZE, &mut found).cast::<Control>();
+        let is_made = found && (*control).magic == CONTROL_MAGIC;
+        if !is_made {
+            (*control).tranche = ffi::LWLockNewTrancheId();
+        }
+        ffi::LWLockRegisterTranche((*control).tranche, TRANCHE_NAME.as_ptr());
+        let area = if is_made {
+            ffi::dsa_attach((*control).area)
+        } else {
+            let area = ffi::dsa_create((*control).tranche);
+            ffi::dsa_pin(area);
+            area
+        };
+        ffi::dsa_pin_mapping(area);
+        if !is_made {
+            (*control).directory = make_directory(area, (*control).tranche);
+            (*control).area = ffi::dsa_get_handle(area);
+            (*control).magic = CONTROL_MAGIC;
+        }
+        let directory = ffi::dsa_get_address(area, (*control).directory).cast::<Directory>();
+        let entry = entries(directory).add(ffi::my_process_number());
+        ffi::LWLockRelease(lock);
+
+        ffi::LWLockAcquire(&raw mut (*entry).lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
+        (*entry).clear(area);
+        (*entry).deadline.store(NO_DEADLINE, Ordering::Relaxed);
+        (*entry).pid.store(pg_sys::MyProcPid, Ordering::Relaxed);
+        ffi::LWLockRelease(&raw mut (*entry).lock);
+        Registry { area, directory, entry, chunks: [std::ptr::null_mut(); MAX_CHUNKS] }
+    }
+}
+
+/// # Safety
+/// In a [`try_block`].
+unsafe fn make_directory(area: *mut pg_sys::dsa_area, tranche: i32) -> pg_sys::dsa_pointer {
+    let processes = ffi::max_processes();
+    let size = size_of::<Directory>() + processes * size_of::<Entry>();
+    // SAFETY: the caller's; the memory is zeroed, long enough, and nobody else's yet.
+    unsafe {
+        let pointer = ffi::dsa_allocate_extended(area, size, pg_sys::DSA_ALLOC_ZERO as i32);
+        let directory = ffi::dsa_get_address(area, pointer).cast::<Directory>();
+        ffi::LWLockInitialize(&raw mut (*directory).prepared_lock, tranche);
+        (*directory).prepared_limit = MIN_PREPARED_LIMIT;
+        for number in 0..processes {
+            ffi::LWLockInitialize(&raw mut (*entries(directory).add(number)).lock, tranche);
+        }
+        pointer
+    }
+}
+
+/// The entries behind a directory.
+fn entries(directory: *mut Directory) -> *mut Entry {
+    const _: () = assert!(size_of::<Directory>() % align_of::<Entry>() == 0);
+    // SAFETY: one past the directory, in the memory that make_directory has allocated.
+    unsafe { directory.add(1).cast() }
+}
+
+fn with_lock(lock: *const pg_sys::LWLock, mode: pg_sys::LWLockMode::Type, work: impl FnOnce()) {
+    // SAFETY: a lock in shared memory; `work` raises no error.
+    unsafe {
+        ffi::LWLockAcquire(lock.cast_mut(), mode);
+        work();
+        ffi::LWLockRelease(lock.cast_mut());
+    }
+}
+
+/// The chunk of a place, and the slot within it.
+fn locate(place: Place) -> (usize, usize) {
+    let group = place as usize / FIRST_CHUNK + 1;
+    let number = group.ilog2() as usize;
+    (number, place as usize - FIRST_CHUNK * ((1 << number) - 1))
+}
+
+/// Writes a slot of this process.
+fn write(slot: *mut Slot, change: impl FnOnce(&mut Body)) {
+    // SAFETY: only this process writes its slots; readers look at the sequence before and after.
+    unsafe {
+        let sequence = (*slot).sequence.load(Ordering::Relaxed);
+        (*slot).sequence.store(sequence.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        change(&mut (*slot).body);
+        (*slot).sequence.store(sequence.wrapping_add(2), Ordering::Release);
+    }
+}
+
+/// Copies a slot of any process; None if it says nothing (about that lock).
+fn read(slot: *const Slot, only: Option<Tag>) -> Option<Body> {
+    for _ in 0..MAX_READ_TRIES {
+        // SAFETY: the slot's memory stays; a copy torn by its writer is thrown away.
+        unsafe {
+            let before = (*slot).sequence.load(Ordering::Acquire);
+            let in_use = std::ptr::read_volatile(&raw const (*slot).body.in_use);
+            let tag = std::ptr::read_volatile(&raw const (*slot).body.tag);
+            let is_wanted = in_use != 0 && only.is_none_or(|only| only == tag);
+            let copy = is_wanted.then(|| std::ptr::read_volatile(&raw const (*slot).body));
+            fence(Ordering::Acquire);
+            if before % 2 == 0 && (*slot).sequence.load(Ordering::Relaxed) == before {
+                return copy;
+            }
+        }
+        std::hint::spin_loop();
+    }
+    None
+}

@@ -1,0 +1,652 @@
+//! One session's locks: what the SQL functions do, on the lock manager, the ledger and the registry together.
+//!
+//! The order of things in [`acquire`] is the heart of it: check, enter in the ledger and publish, ask the lock manager,
+//! and then settle or withdraw. No borrow of the state is held while the lock manager may wait.
+
+use super::callbacks;
+use super::ffi;
+use super::hold_limit;
+use super::lock_manager::{self, Outcome};
+use super::lock_table;
+use super::registry::Registry;
+use super::report::{self, Problem};
+use super::settings::{self, SessionLocks};
+use super::who;
+use crate::rules::error::{Error, Waited};
+use crate::rules::holds::{Ledger, Limit, Owner, Place, Scope, StatementId};
+use crate::rules::interval::Wait;
+use crate::rules::key::{Space, Tag};
+use crate::rules::mode::Mode;
+use crate::rules::name::{Name, display};
+use pgrx::pg_sys;
+use std::cell::{OnceCell, RefCell};
+
+/// A lock that a call is about.
+#[derive(Clone, Copy, Debug)]
+pub struct Lock<'a> {
+    tag: Tag,
+    name: &'a [u8],
+}
+
+impl<'a> Lock<'a> {
+    /// The lock of a name in this database, or in the whole cluster.
+    pub fn named(name: Name<'a>, cluster_wide: bool) -> Self {
+        let database = if cluster_wide { 0 } else { my_database() };
+        Self { tag: Tag::of_name(name, database), name: name.bytes() }
+    }
+
+    /// The native lock of a bigint key.
+    pub fn bigint(key: i64) -> Lock<'static> {
+        Lock { tag: Tag::of_bigint(key, my_database()), name: &[] }
+    }
+
+    /// The native lock of a pair of integer keys.
+    pub fn pair(key1: i32, key2: i32) -> Lock<'static> {
+        Lock { tag: Tag::of_pair(key1, key2, my_database()), name: &[] }
+    }
+
+    /// Where it stands in the lock manager.
+    pub fn tag(&self) -> Tag {
+        self.tag
+    }
+
+    /// What errors call it.
+    pub fn describe(&self) -> String {
+        describe(self.tag, self.name)
+    }
+}
+
+/// What errors call a lock.
+pub fn describe(tag: Tag, name: &[u8]) -> String {
+    match (tag.space(), tag.database) {
+        (Space::Native, _) => format!("advisory lock ({})", tag.native_key()),
+        (_, 0) => format!("cluster-wide named lock \"{}\"", display(name)),
+        (_, _) => format!("named lock \"{}\"", display(name)),
+    }
+}
+
+/// How a lock is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// In which mode.
+    pub mode: Mode,
+    /// For the session or the transaction.
+    pub scope: Scope,
+    /// How long to wait.
+    pub wait: Wait,
+    /// The limit on a session hold, in microseconds.
+    pub hold_limit: Option<i64>,
+}
+
+/// What this session holds, and where it tells others of it.
+#[derive(Debug, Default)]
+pub(super) struct Session {
+    ledger: Ledger,
+    registry: Option<Registry>,
+    is_started: bool,
+    /// The sentinel was taken, and not given back by us.
+    has_sentinel: bool,
+    /// Holds of an aborted subtransaction, to be compared with the lock manager once it has released its own.
+    struck: Vec<(Place, Mode, u32)>,
+}
+
+thread_local! {
+    static SESSION: RefCell<Session> = RefCell::default();
+}
+
+/// Works on the session's state. Must not wait for a lock, nor raise an error of the server's.
+fn with_session<R>(work: impl FnOnce(&mut Session) -> R) -> R {
+    SESSION.with_borrow_mut(work)
+}
+
+/// The same out of one of the server's callbacks. Without effect where a call of ours is at work: it sees to the rest.
+pub(super) fn in_callback(work: impl FnOnce(&mut Session)) {
+    SESSION.with(|session| {
+        if let Ok(mut session) = session.try_borrow_mut() {
+            work(&mut session);
+        }
+    });
+}
+
+/// Takes a lock; whether it is held now.
+///
+/// # Errors
+/// A rule's, the server's; [`Error::NotObtained`] when the server's `lock_timeout` ended the wait.
+pub fn acquire(lock: &Lock<'_>, request: Request) -> Result<bool, Problem> {
+    check_may_lock(lock, request.scope)?;
+    let owner = match request.scope {
+        Scope::Session => Owner::Session,
+        Scope::Transaction => Owner::Transaction(current_subtransaction()),
+    };
+    let place = with_session(|session| session.enter(lock, request, owner))?;
+    let outcome = take(lock, request, place);
+    with_session(|session| match outcome {
+        Ok(Outcome::Granted) => session.limit(place, request),
+        Ok(Outcome::NotAvailable) | Err(_) => session.withdraw(place, request.mode, owner),
+    });
+    match outcome? {
+        Outcome::Granted => Ok(true),
+        Outcome::NotAvailable if request.wait == Wait::Server => Err(not_obtained(lock, request).into()),
+        Outcome::NotAvailable => Ok(false),
+    }
+}
+
+/// Takes a lock, or fails with [`Error::NotObtained`].
+///
+/// # Errors
+/// As [`acquire`].
+pub fn acquire_strict(lock: &Lock<'_>, request: Request) -> Result<(), Problem> {
+    if acquire(lock, request)? { Ok(()) } else { Err(not_obtained(lock, request).into()) }
+}
+
+/// Gives back one session hold, or all, in that mode or (None) whichever was taken last; how many remain in any mode.
+///
+/// # Errors
+/// [`Error::NotHeld`], [`Error::HeldByTransaction`].
+pub fn release(lock: &Lock<'_>, mode: Option<Mode>, all: bool) -> Result<u64, Problem> {
+    check_not_parallel()?;
+    let released = with_session(|session| {
+        let place = session.find(lock)?;
+        let hold = session.ledger.hold(place);
+        let last = mode.or(hold.last_session_mode()).filter(|&mode| hold.count(Some(mode), Scope::Session) > 0)?;
+        match (all, mode) {
+            (false, _) => session.release(place, last, 1),
+            (true, Some(mode)) => session.release(place, mode, u64::MAX),
+            (true, None) => Mode::ALL.map(|mode| session.release(place, mode, u64::MAX)).iter().sum(),
+        };
+        let remaining = session.remaining(place, lock.tag);
+        session.settle();
+        Some(remaining)
+    });
+    released.ok_or_else(|| not_held(lock, mode).into())
+}
+
+/// Gives back every session hold of a named lock; how many there were.
+///
+/// # Errors
+/// [`Error::ParallelWorker`].
+pub fn release_all() -> Result<u64, Problem> {
+    check_not_parallel()?;
+    Ok(with_session(|session| {
+        session.reconcile_all();
+        let mut released = 0;
+        for place in session.ledger.places() {
+            if session.ledger.hold(place).tag().space() == Space::Named {
+                released += Mode::ALL.map(|mode| session.release(place, mode, u64::MAX)).iter().sum::<u64>();
+            }
+        }
+        session.settle();
+        released
+    }))
+}
+
+/// How many holds this session has, in that mode or (None) any, by itself and its transaction.
+pub fn holds(lock: &Lock<'_>, mode: Option<Mode>) -> u64 {
+    with_session(|session| {
+        let Some(place) = session.find(lock) else { return 0 };
+        let hold = session.ledger.hold(place);
+        hold.count(mode, Scope::Session) + hold.count(mode, Scope::Transaction)
+    })
+}
+
+/// Changes the mode of the session's one hold of a lock, in one step: whether it has the new mode now.
+///
+/// # Errors
+/// [`Error::NotHeld`], [`Error::HeldByTransaction`], [`Error::NotOneHold`], and as [`acquire`].
+pub fn convert(lock: &Lock<'_>, mode: Mode, wait: Wait) -> Result<bool, Problem> {
+    check_may_lock(lock, Scope::Session)?;
+    let found = with_session(|session| {
+        let place = session.find(lock)?;
+        let hold = session.ledger.hold(place);
+        let run = hold.runs().iter().find(|run| run.owner == Owner::Session)?;
+        Some((place, *run, hold.count(None, Scope::Session)))
+    });
+    let Some((place, old, count)) = found else { return Err(not_held(lock, None).into()) };
+    if count != 1 {
+        return Err(Error::NotOneHold { lock: lock.describe(), holds: count }.into());
+    }
+    if old.mode == mode {
+        return Ok(true);
+    }
+    let request = Request { mode, scope: Scope::Session, wait, hold_limit: None };
+    with_session(|session| session.add(place, mode, Owner::Session, old.limit))?;
+    let outcome = take(lock, request, place);
+    with_session(|session| match outcome {
+        Ok(Outcome::Granted) => {
+            session.release(place, old.mode, 1);
+            session.settle();
+        }
+        Ok(Outcome::NotAvailable) | Err(_) => session.withdraw(place, mode, Owner::Session),
+    });
+    match outcome? {
+        Outcome::Granted => Ok(true),
+        Outcome::NotAvailable if wait == Wait::Server => Err(not_obtained(lock, request).into()),
+        Outcome::NotAvailable => Ok(false),
+    }
+}
+
+/// Gives the session's holds of a lock a new limit from now on, or none; when it is reached, in microseconds of the
+/// server's clock.
+///
+/// # Errors
+/// [`Error::NotHeld`], [`Error::HeldByTransaction`].
+pub fn extend(lock: &Lock<'_>, hold_limit: Option<i64>) -> Result<Option<i64>, Problem> {
+    check_not_parallel()?;
+    let limit = limit_from_now(hold_limit);
+    let is_held = with_session(|session| {
+        let place = session.find(lock)?;
+        (session.ledger.hold(place).count(None, Scope::Session) > 0).then(|| {
+            session.ledger.set_limit(place, limit);
+            session.publish(place, false, None);
+            session.settle();
+        })
+    });
+    match is_held {
+        Some(()) => Ok(limit.map(|limit| limit.expires_at)),
+        None => Err(not_held(lock, None).into()),
+    }
+}
+
+/// The registry's contents, for the views; all about one lock, or (None) everything.
+pub fn published(only: Option<Tag>) -> Vec<super::registry::Published> {
+    with_session(|session| {
+        session.start();
+        session.registry.as_ref().map(|registry| registry.read(only)).unwrap_or_default()
+    })
+}
+
+/// Asks the lock manager for a lock that the ledger has already entered.
+fn take(lock: &Lock<'_>, request: Request, place: Place) -> Result<Outcome, Problem> {
+    let Request { mode, scope, wait, .. } = request;
+    if lock_manager::try_acquire(lock.tag, mode, scope)? == Outcome::Granted {
+        return Ok(Outcome::Granted);
+    }
+    if let Some(other) = who::other_name(lock.tag, lock.name) {
+        return Err(Error::KeyClash { lock: lock.describe(), other }.into());
+    }
+    // A session that already holds the lock in another mode may go ahead of its queue, which only a wait lets it do.
+    let holds_other_mode = Mode::ALL.into_iter().any(|other| lock_manager::held(lock.tag, other));
+    if wait == Wait::Try && !holds_other_mode {
+        return Ok(Outcome::NotAvailable);
+    }
+    with_session(|session| session.begin_wait(place, scope, wait));
+    let outcome = lock_manager::wait(lock.tag, mode, scope, wait, &lock.describe())?;
+    if outcome == Outcome::Granted {
+        with_session(|session| session.end_wait(place, scope));
+    }
+    Ok(outcome)
+}
+
+impl Session {
+    /// What has to be done once in a session.
+    fn start(&mut self) {
+        if !self.is_started {
+            self.is_started = true;
+            callbacks::register();
+            self.registry = Registry::join();
+        }
+    }
+
+    /// Enters a hold that is about to be asked for.
+    fn enter(&mut self, lock: &Lock<'_>, request: Request, owner: Owner) -> Result<Place, Problem> {
+        self.start();
+        hold_limit::rearm();
+        if let Some(place) = self.ledger.find(lock.tag) {
+            self.reconcile(place);
+        }
+        let place = match self.ledger.find(lock.tag) {
+            Some(place) => {
+                let other = self.ledger.hold(place).name();
+                if other != lock.name {
+                    return Err(Error::KeyClash { lock: lock.describe(), other: display(other) }.into());
+                }
+                self.add(place, request.mode, owner, None)?;
+                return Ok(place);
+            }
+            None => {
+                self.make_room(lock)?;
+                self.ledger.open(lock.tag, lock.name)
+            }
+        };
+        self.ledger.add(place, request.mode, owner, None, current_statement());
+        self.publish(place, true, None);
+        Ok(place)
+    }
+
+    /// Enters one more hold at a place in use. Where that makes the lock held both ways, the sentinel is taken first.
+    fn add(&mut self, place: Place, mode: Mode, owner: Owner, limit: Option<Limit>) -> Result<(), Problem> {
+        self.ledger.add(place, mode, owner, limit, current_statement());
+        if !self.has_sentinel && self.ledger.hold(place).is_held_both_ways() {
+            if let Err(error) = lock_manager::try_acquire(my_sentinel(), Mode::Exclusive, Scope::Session) {
+                self.ledger.remove(place, mode, owner);
+                return Err(error.into());
+            }
+            self.has_sentinel = true;
+        }
+        self.publish(place, false, None);
+        Ok(())
+    }
+
+    /// Fails where one more lock would pass the session's limit; what the statement has taken is released then.
+    fn make_room(&mut self, lock: &Lock<'_>) -> Result<(), Problem> {
+        let limit = settings::max_locks_per_session();
+        if self.ledger.len() < limit {
+            return Ok(());
+        }
+        self.reconcile_all();
+        if self.ledger.len() < limit {
+            return Ok(());
+        }
+        let statement = current_statement();
+        for place in self.ledger.places() {
+            for (mode, count) in self.ledger.hold(place).taken_by(statement).collect::<Vec<_>>() {
+                self.release(place, mode, count.into());
+            }
+        }
+        self.settle();
+        Err(Error::TooManyLocks { lock: lock.describe(), limit }.into())
+    }
+
+    /// Puts the limit that was asked for on the hold just granted.
+    fn limit(&mut self, place: Place, request: Request) {
+        if let Some(limit) = limit_from_now(request.hold_limit) {
+            self.ledger.limit_last(place, request.mode, limit);
+            self.publish(place, false, None);
+        }
+        self.settle();
+    }
+
+    /// Strikes out a hold that was asked for and not granted.
+    fn withdraw(&mut self, place: Place, mode: Mode, owner: Owner) {
+        self.ledger.remove(place, mode, owner);
+        self.after_change(place);
+        self.settle();
+    }
+
+    /// Gives back up to `count` session holds in a mode; how many there were.
+    fn release(&mut self, place: Place, mode: Mode, count: u64) -> u64 {
+        let hold = self.ledger.hold(place);
+        if hold.runs().is_empty() {
+            return 0; // closed with the last hold of another mode
+        }
+        let tag = hold.tag();
+        let count = count.min(hold.count(Some(mode), Scope::Session));
+        for _ in 0..count {
+            lock_manager::release(tag, mode, Scope::Session);
+            self.ledger.remove(place, mode, Owner::Session);
+        }
+        if count > 0 {
+            self.after_change(place);
+        }
+        count
+    }
+
+    /// How many session holds remain.
+    fn remaining(&self, place: Place, tag: Tag) -> u64 {
+        if self.ledger.find(tag) == Some(place) { self.ledger.hold(place).count(None, Scope::Session) } else { 0 }
+    }
+
+    /// The place of a lock that this session does hold by that name.
+    fn find(&mut self, lock: &Lock<'_>) -> Option<Place> {
+        let place = self.ledger.find(lock.tag)?;
+        self.reconcile(place);
+        self.ledger.find(lock.tag).filter(|&place| self.ledger.hold(place).name() == lock.name)
+    }
+
+    /// Compares a place with the lock manager: `DISCARD ALL`, `pg_advisory_unlock_all()` and, for native locks,
+    /// `pg_advisory_unlock()` release session holds without telling us.
+    fn reconcile(&mut self, place: Place) {
+        if self.has_sentinel && !lock_manager::held(my_sentinel(), Mode::Exclusive) {
+            self.has_sentinel = false;
+            for place in self.ledger.places() {
+                for mode in Mode::ALL {
+                    self.ledger.forget(place, mode, Scope::Session);
+                }
+                self.after_change(place);
+            }
+        }
+        let hold = self.ledger.hold(place);
+        if hold.runs().is_empty() {
+            return;
+        }
+        let tag = hold.tag();
+        let mut is_changed = false;
+        for mode in Mode::ALL {
+            let hold = self.ledger.hold(place);
+            if hold.runs().iter().any(|run| run.mode == mode) && !lock_manager::held(tag, mode) {
+                self.ledger.forget(place, mode, Scope::Session);
+                self.ledger.forget(place, mode, Scope::Transaction);
+                is_changed = true;
+            }
+        }
+        if is_changed {
+            self.after_change(place);
+        }
+    }
+
+    fn reconcile_all(&mut self) {
+        for place in self.ledger.places() {
+            self.reconcile(place);
+        }
+    }
+
+    /// Brings the registry up to date with a place whose holds have become fewer.
+    fn after_change(&mut self, place: Place) {
+        if self.ledger.close_if_empty(place) {
+            if let Some(registry) = &mut self.registry {
+                registry.clear(place);
+            }
+        } else {
+            self.publish(place, false, None);
+        }
+    }
+
+    fn publish(&mut self, place: Place, fresh: bool, waits_as: Option<Scope>) {
+        if let Some(registry) = &mut self.registry {
+            registry.publish(place, self.ledger.hold(place), fresh, waits_as, now());
+        }
+    }
+
+    fn begin_wait(&mut self, place: Place, scope: Scope, wait: Wait) {
+        let millis = match wait {
+            Wait::Server => lock_manager::lock_timeout(),
+            Wait::Millis(millis) => millis,
+            Wait::Try | Wait::Forever => 0,
+        };
+        if let Some(registry) = &mut self.registry {
+            registry.set_deadline((millis > 0).then(|| now() + i64::from(millis) * 1_000));
+        }
+        self.publish(place, false, Some(scope));
+    }
+
+    fn end_wait(&mut self, place: Place, scope: Scope) {
+        if let Some(registry) = &mut self.registry {
+            registry.granted(place, scope, self.ledger.hold(place).count(None, scope), now());
+        }
+    }
+
+    /// Keeps timer, sentinel and memory as the holds want them. No place is valid after it.
+    fn settle(&mut self) {
+        hold_limit::set(self.ledger.earliest_limit().map(|(_, limit)| limit));
+        if self.has_sentinel && !self.ledger.places().iter().any(|&place| self.ledger.hold(place).is_held_both_ways()) {
+            self.has_sentinel = false;
+            if lock_manager::held(my_sentinel(), Mode::Exclusive) {
+                lock_manager::release(my_sentinel(), Mode::Exclusive, Scope::Session);
+            }
+        }
+        if self.ledger.trim() {
+            if let Some(registry) = &mut self.registry {
+                registry.trim();
+            }
+        }
+    }
+
+    /// A subtransaction has committed.
+    pub(super) fn on_subcommit(&mut self, subtransaction: u32, parent: u32) {
+        self.ledger.commit_subtransaction(subtransaction, parent);
+    }
+
+    /// A subtransaction is aborting: the lock manager still has its locks.
+    pub(super) fn on_subabort(&mut self, subtransaction: u32, parent: u32) {
+        let struck = self.ledger.abort_subtransaction(subtransaction);
+        self.struck.extend(struck.into_iter().map(|(place, mode)| (place, mode, parent)));
+    }
+
+    /// Some resource owner has given up its locks; at the end of the transaction, all of them.
+    pub(super) fn on_locks_released(&mut self, is_top_level: bool) {
+        for (place, mode, parent) in std::mem::take(&mut self.struck) {
+            let hold = self.ledger.hold(place);
+            // A cursor of the outer transaction keeps what was locked through it.
+            if !hold.is_closed()
+                && !hold.runs().iter().any(|run| run.mode == mode)
+                && lock_manager::held(hold.tag(), mode)
+            {
+                self.ledger.add(place, mode, Owner::Transaction(parent), None, current_statement());
+            }
+            if !self.ledger.hold(place).is_closed() {
+                self.after_change(place);
+            }
+        }
+        if is_top_level {
+            for place in self.ledger.end_transaction() {
+                if !self.ledger.hold(place).is_closed() {
+                    self.after_change(place);
+                }
+            }
+            if let Some((place, _)) = self.ledger.earliest_limit() {
+                // DISCARD ALL may have been what the transaction did.
+                self.reconcile(place);
+            }
+        }
+        self.settle();
+        hold_limit::rearm();
+    }
+
+    /// The transaction is about to be prepared: its locks will go to nobody's session.
+    pub(super) fn on_prepare(&mut self) {
+        if let Some(registry) = &self.registry {
+            let places = self.ledger.places();
+            let held = OnceCell::new();
+            registry.keep_prepared(places.iter().map(|&place| self.ledger.hold(place)), |transaction, tag| {
+                held.get_or_init(lock_table::held_by_transactions).contains(&(transaction, tag))
+            });
+        }
+    }
+
+    /// The process ends.
+    pub(super) fn on_exit(&mut self) {
+        if hold_limit::overran() {
+            if let Some((place, limit)) = self.ledger.earliest_limit() {
+                let hold = self.ledger.hold(place);
+                report::log(&format!(
+                    "session ended: {} was held longer than its hold_limit of {} ms",
+                    describe(hold.tag(), hold.name()),
+                    limit.micros / 1_000
+                ));
+            }
+        }
+        self.ledger = Ledger::default();
+        if let Some(registry) = self.registry.take() {
+            registry.leave();
+        }
+    }
+}
+
+fn check_may_lock(lock: &Lock<'_>, scope: Scope) -> Result<(), Problem> {
+    check_not_parallel()?;
+    // SAFETY: asks for this process's state, and raises no error.
+    if unsafe { ffi::RecoveryInProgress() } && !settings::allow_on_standby() {
+        return Err(Error::InRecovery { lock: lock.describe() }.into());
+    }
+    match settings::session_locks() {
+        _ if scope == Scope::Transaction => Ok(()),
+        SessionLocks::On => Ok(()),
+        SessionLocks::Off => Err(Error::SessionLocksOff { lock: lock.describe() }.into()),
+        SessionLocks::Warn => {
+            report::warn(
+                "01000",
+                &format!("{} is a session lock, and named_locks.session_locks is \"warn\" here", lock.describe()),
+                Some("Behind a transaction pooler, use named_xact_lock()."),
+            );
+            Ok(())
+        }
+    }
+}
+
+fn check_not_parallel() -> Result<(), Problem> {
+    // SAFETY: a plain global.
+    if unsafe { pg_sys::ParallelWorkerNumber } >= 0 { Err(Error::ParallelWorker.into()) } else { Ok(()) }
+}
+
+fn not_obtained(lock: &Lock<'_>, request: Request) -> Error {
+    Error::NotObtained {
+        lock: lock.describe(),
+        wait: Waited::of(request.wait, lock_manager::lock_timeout()),
+        holders: who::holders_against(lock.tag, request.mode),
+    }
+}
+
+fn not_held(lock: &Lock<'_>, mode: Option<Mode>) -> Error {
+    let (by_transaction, own) = with_session(|session| {
+        let by_transaction = session
+            .find(lock)
+            .map(|place| session.ledger.hold(place))
+            .is_some_and(|hold| hold.count(None, Scope::Session) == 0 && hold.count(mode, Scope::Transaction) > 0);
+        session.reconcile_all();
+        let own = session
+            .ledger
+            .places()
+            .into_iter()
+            .map(|place| session.ledger.hold(place))
+            .filter_map(|hold| {
+                let modes = Mode::ALL.into_iter().filter(|&mode| hold.count(Some(mode), Scope::Session) > 0);
+                let modes: Vec<&str> = modes.map(Mode::label).collect();
+                (!modes.is_empty()).then(|| format!("{} ({})", describe(hold.tag(), hold.name()), modes.join(", ")))
+            })
+            .collect();
+        (by_transaction, own)
+    });
+    if by_transaction {
+        return Error::HeldByTransaction { lock: lock.describe() };
+    }
+    Error::NotHeld { lock: lock.describe(), mode, holders: who::holders(lock.tag), own }
+}
+
+fn limit_from_now(micros: Option<i64>) -> Option<Limit> {
+    micros.map(|micros| Limit { micros, expires_at: now() + micros })
+}
+
+fn my_database() -> u32 {
+    // SAFETY: a plain global.
+    unsafe { pg_sys::MyDatabaseId }.to_u32()
+}
+
+fn my_sentinel() -> Tag {
+    // SAFETY: a plain global.
+    Tag::sentinel(unsafe { pg_sys::MyProcPid }, my_database())
+}
+
+fn current_subtransaction() -> u32 {
+    // SAFETY: asks for this process's state.
+    unsafe { ffi::GetCurrentSubTransactionId() }
+}
+
+/// The statement that the client has sent: when, and where in its query string it stands.
+fn current_statement() -> StatementId {
+    // SAFETY: the client's own portal is the one without a name; its list of statements has one at least when it runs.
+    unsafe {
+        let portal = pg_sys::ActivePortal;
+        let mut location = 0;
+        if !portal.is_null() && *(*portal).name == 0 && !(*portal).stmts.is_null() {
+            let statement = (*(*(*portal).stmts).elements).ptr_value.cast::<pg_sys::PlannedStmt>();
+            location = (*statement).stmt_location;
+        }
+        (ffi::GetCurrentStatementStartTimestamp(), location)
+    }
+}
+
+/// The server's clock, in microseconds.
+fn now() -> i64 {
+    // SAFETY: reads the clock, and raises no error.
+    unsafe { ffi::GetCurrentTimestamp() }
+}

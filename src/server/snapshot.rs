@@ -1,0 +1,61 @@
+//! Waiting without a snapshot, so that CREATE INDEX CONCURRENTLY and VACUUM need not wait for the waiter.
+
+use super::ffi;
+use super::report::Problem;
+use super::try_block::try_block;
+use crate::rules::error::Error;
+use pgrx::pg_sys;
+
+/// Runs `wait` with no snapshot held by this session, in a procedure CALLed outside of a transaction block.
+///
+/// # Errors
+/// [`Error::NotSnapshotFree`] where that cannot be; whatever `wait` fails with.
+pub fn without_snapshot<R>(
+    fcinfo: pg_sys::FunctionCallInfo,
+    lock: &str,
+    wait: impl FnOnce() -> Result<R, Problem>,
+) -> Result<R, Problem> {
+    give_up_snapshots(fcinfo).map_err(|why| Error::NotSnapshotFree { lock: lock.to_owned(), why })?;
+    let result = wait();
+    if !matches!(result, Err(Problem::Server(_))) {
+        // What follows in the statement, and an error's DETAIL, need one again.
+        // SAFETY: a portal is active: the one that runs the CALL.
+        unsafe { pg_sys::EnsurePortalSnapshotExists() };
+    }
+    result
+}
+
+/// Gives up the snapshots that the CALL itself has brought; fails where others remain.
+fn give_up_snapshots(fcinfo: pg_sys::FunctionCallInfo) -> Result<(), &'static str> {
+    // SAFETY: the server's call information and globals; the calls are those of a COMMIT in a procedure, without one.
+    unsafe {
+        let context = (*fcinfo).context.cast::<pg_sys::CallContext>();
+        if context.is_null() || (*context).type_ != pg_sys::NodeTag::T_CallContext || (*context).atomic {
+            return Err("in a transaction block or a function");
+        }
+        if pg_sys::MyXactFlags & pg_sys::XACT_FLAGS_PIPELINING as i32 != 0 {
+            return Err("in a pipeline after other statements");
+        }
+        if pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId {
+            return Err("in a transaction that has written");
+        }
+        if let Err(error) = try_block(|| ffi::ForgetPortalSnapshots()) {
+            error.put_away();
+            return Err("while the calling statement holds one");
+        }
+        // A CALL with an INOUT argument has registered one in its portal too.
+        let portal = pg_sys::ActivePortal;
+        if !portal.is_null() && !(*portal).holdSnapshot.is_null() {
+            if !(*portal).resowner.is_null() {
+                pg_sys::UnregisterSnapshotFromOwner((*portal).holdSnapshot, (*portal).resowner);
+            }
+            (*portal).holdSnapshot = std::ptr::null_mut();
+        }
+        pg_sys::InvalidateCatalogSnapshot();
+        if (*pg_sys::MyProc).xmin != pg_sys::InvalidTransactionId {
+            pg_sys::EnsurePortalSnapshotExists();
+            return Err("while a cursor or a repeatable read transaction holds one");
+        }
+    }
+    Ok(())
+}

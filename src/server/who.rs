@@ -1,0 +1,329 @@
+//! Who holds and who waits: the lock manager's table, the registry's names and the sessions' activity put together.
+
+use super::activity::{self, Activity};
+use super::arguments::ServerText;
+use super::lock_table::{self, LockTable, Row};
+use super::registry::{Party, Published};
+use super::session::{describe, published};
+use crate::rules::error;
+use crate::rules::graph::{self, Edge};
+use crate::rules::holds::Scope;
+use crate::rules::key::{Space, Tag};
+use crate::rules::mode::Mode;
+use crate::rules::name::{display, domain_of};
+use pgrx::pg_sys;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::CStr;
+use std::net::IpAddr;
+
+/// One holder of a lock: one session or prepared transaction, in one scope and one mode.
+#[derive(Clone, Debug)]
+pub struct HolderRow {
+    /// `session`, `transaction` or `advisory`; None where shared memory for it could not be had.
+    pub kind: Option<&'static str>,
+    /// The lock.
+    pub tag: Tag,
+    /// Its name, where known and visible.
+    pub name: Option<Vec<u8>>,
+    /// The mode.
+    pub mode: Option<Mode>,
+    /// How many holds; None where only the server counts.
+    pub holds: Option<i32>,
+    /// The process; None for a prepared transaction.
+    pub pid: Option<i32>,
+    /// The id of the prepared transaction.
+    pub prepared: Option<u32>,
+    /// The session.
+    pub activity: Option<Activity>,
+    /// Since when, in microseconds of the server's clock.
+    pub acquired_at: Option<i64>,
+    /// The limit in microseconds, and when it is reached.
+    pub limit: Option<(i64, i64)>,
+    /// How many sessions wait for the lock.
+    pub waiters: i32,
+}
+
+/// One session that waits for a lock.
+#[derive(Clone, Debug)]
+pub struct WaiterRow {
+    /// `session`, `transaction` or `advisory`.
+    pub kind: Option<&'static str>,
+    /// Its name, where known and visible.
+    pub name: Option<Vec<u8>>,
+    /// The mode asked for.
+    pub mode: Option<Mode>,
+    /// The process.
+    pub pid: i32,
+    /// The session.
+    pub activity: Option<Activity>,
+    /// Since when.
+    pub wait_started: Option<i64>,
+    /// When the wait ends by itself.
+    pub deadline: Option<i64>,
+    /// Its place in the queue, from 1.
+    pub queue_position: Option<i32>,
+}
+
+/// The domain of a name that may not be known.
+pub fn domain(name: Option<&Vec<u8>>) -> Option<ServerText> {
+    name.map(|name| ServerText::from_name(domain_of(name)))
+}
+
+/// The lock manager's table with everything known about its rows.
+struct Picture {
+    table: LockTable,
+    names: HashMap<(Party, Tag), Published>,
+    sessions: HashMap<i32, Activity>,
+    may_see_all: bool,
+    waiters: HashMap<Tag, i32>,
+}
+
+impl Picture {
+    fn read(only: Option<Tag>) -> Self {
+        let mut table = lock_table::read();
+        table.rows.retain(|row| {
+            only.is_none_or(|tag| tag == row.tag || row.tag.space() == Space::Internal)
+                && row.tag.space() != Space::Foreign
+        });
+        let mut names = HashMap::new();
+        for published in published(only) {
+            names.insert((published.by, published.tag), published);
+        }
+        // A slot is published before its lock is asked for and cleared after it is released: what no slot speaks of, though
+        // the table had it, was released in between, or was taken without a registry. The table knows.
+        let is_unknown = |row: &Row| row.tag.space() == Space::Named && !names.contains_key(&(party(row), row.tag));
+        if table.rows.iter().any(is_unknown) {
+            let now: HashSet<(Party, Tag)> = lock_table::read().rows.iter().map(|row| (party(row), row.tag)).collect();
+            table.rows.retain(|row| !is_unknown(row) || now.contains(&(party(row), row.tag)));
+        }
+        let mut waiters = HashMap::new();
+        for row in table.rows.iter().filter(|row| row.waits_for.is_some()) {
+            *waiters.entry(row.tag).or_insert(0) += 1;
+        }
+        Self { table, names, sessions: activity::read(), may_see_all: activity::may_see_all(), waiters }
+    }
+
+    fn published(&self, row: &Row) -> Option<&Published> {
+        self.names.get(&(party(row), row.tag))
+    }
+
+    fn activity(&self, pid: Option<i32>) -> Option<&Activity> {
+        self.sessions.get(&pid?)
+    }
+
+    /// The lock's name, if the caller may see it.
+    fn name(&self, row: &Row) -> Option<Vec<u8>> {
+        let name = &self.published(row)?.name;
+        let is_foreign_database = row.tag.database != 0 && row.tag.database != my_database();
+        let may_see = match row.pid {
+            _ if self.may_see_all => true,
+            _ if is_foreign_database => false,
+            Some(_) => self.activity(row.pid).is_some_and(|activity| activity.is_visible),
+            None => false,
+        };
+        (may_see && !name.is_empty()).then(|| name.clone())
+    }
+
+    /// Whether the session holds of that process still stand, where a mode is held both ways.
+    fn has_sentinel(&self, row: &Row) -> bool {
+        self.table
+            .rows
+            .iter()
+            .any(|other| other.pid == row.pid && other.tag.space() == Space::Internal && other.hold_mask != 0)
+    }
+
+    /// The rows that a row of the lock table stands for: one for each mode, and one for each scope in it.
+    fn holders(&self, row: &Row) -> Vec<HolderRow> {
+        let mut holders = Vec::new();
+        let published = self.published(row);
+        for lockmode in (1..=pg_sys::MaxLockMode as i32).filter(|lockmode| row.hold_mask & (1 << lockmode) != 0) {
+            let mode = Mode::from_lockmode(lockmode);
+            let holder = HolderRow {
+                kind: None,
+                tag: row.tag,
+                name: self.name(row),
+                mode,
+                holds: None,
+                pid: row.pid,
+                prepared: if row.pid.is_none() {
+                    self.table.prepared_transaction(row.virtual_transaction)
+                } else {
+                    None
+                },
+                activity: self.activity(row.pid).cloned(),
+                acquired_at: None,
+                limit: None,
+                waiters: self.waiters.get(&row.tag).copied().unwrap_or(0),
+            };
+            let counts = |scope: Scope| match (published, mode) {
+                (Some(published), Some(mode)) => published.counts[scope as usize][mode as usize],
+                _ => 0,
+            };
+            let since = |scope: Scope| published.map(|published| published.since[scope as usize]).filter(|&at| at > 0);
+            let is_native = row.tag.space() == Space::Native;
+            let by_session = counts(Scope::Session);
+            let by_transaction = counts(Scope::Transaction);
+            if is_native {
+                holders.push(HolderRow {
+                    kind: Some("advisory"),
+                    acquired_at: since(Scope::Session).or(since(Scope::Transaction)),
+                    limit: published.and_then(|published| published.limit),
+                    ..holder
+                });
+                continue;
+            }
+            if by_session > 0 && (by_transaction == 0 || self.has_sentinel(row)) {
+                holders.push(HolderRow {
+                    kind: Some("session"),
+                    holds: Some(by_session as i32),
+                    acquired_at: since(Scope::Session),
+                    limit: published.and_then(|published| published.limit),
+                    ..holder.clone()
+                });
+            }
+            if by_transaction > 0 {
+                holders.push(HolderRow {
+                    kind: Some("transaction"),
+                    holds: Some(by_transaction as i32),
+                    acquired_at: since(Scope::Transaction),
+                    ..holder.clone()
+                });
+            }
+            if by_session == 0 && by_transaction == 0 {
+                // Nothing is known but what the lock manager says; a prepared transaction's lock is a transaction's.
+                holders.push(HolderRow { kind: row.pid.is_none().then_some("transaction"), ..holder });
+            }
+        }
+        holders
+    }
+}
+
+/// All holders of named and native locks.
+pub fn all_holders() -> Vec<HolderRow> {
+    holder_rows(&Picture::read(None))
+}
+
+fn holder_rows(picture: &Picture) -> Vec<HolderRow> {
+    picture
+        .table
+        .rows
+        .iter()
+        .filter(|row| row.tag.space() != Space::Internal)
+        .flat_map(|row| picture.holders(row))
+        .collect()
+}
+
+/// All sessions that wait for a named or a native lock.
+pub fn all_waiters() -> Vec<WaiterRow> {
+    let picture = Picture::read(None);
+    let waiting = picture.table.rows.iter().filter(|row| row.tag.space() != Space::Internal);
+    waiting
+        .filter_map(|row| {
+            let (pid, lockmode) = (row.pid?, row.waits_for?);
+            let published = picture.published(row);
+            let kind = match (row.tag.space(), published.and_then(|published| published.waits_as)) {
+                (Space::Native, _) => Some("advisory"),
+                (_, Some(Scope::Session)) => Some("session"),
+                (_, Some(Scope::Transaction)) => Some("transaction"),
+                (_, None) => None,
+            };
+            Some(WaiterRow {
+                kind,
+                name: picture.name(row),
+                mode: Mode::from_lockmode(lockmode),
+                pid,
+                activity: picture.activity(row.pid).cloned(),
+                wait_started: (row.wait_start > 0).then_some(row.wait_start),
+                deadline: published.and_then(|published| published.deadline),
+                queue_position: lock_table::queue_position(pid),
+            })
+        })
+        .collect()
+}
+
+/// Who waits for whom, all kinds of locks together, as a Mermaid flowchart.
+pub fn graph() -> String {
+    let picture = Picture::read(None);
+    let mut edges = Vec::new();
+    for row in &picture.table.rows {
+        if let (Some(pid), Some(_)) = (row.pid, row.waits_for) {
+            let lock = match (row.tag.space(), picture.name(row)) {
+                (_, Some(name)) => display(&name),
+                (Space::Native, None) => describe(row.tag, &[]),
+                (_, None) => "named lock".to_owned(),
+            };
+            edges.push(Edge { waiter: pid, blocked_by: lock_table::blocking_pids(pid), lock });
+        }
+    }
+    for &(pid, word) in &picture.table.other_waits {
+        edges.push(Edge { waiter: pid, blocked_by: lock_table::blocking_pids(pid), lock: word.to_owned() });
+    }
+    edges.sort_by_key(|edge| edge.waiter);
+    let labels: BTreeMap<i32, String> = picture
+        .sessions
+        .iter()
+        .filter_map(|(&pid, activity)| Some((pid, activity.application_name.as_ref()?.lossy())))
+        .collect();
+    graph::mermaid(&edges, &labels)
+}
+
+/// Who holds a lock, for an error's DETAIL.
+pub fn holders(tag: Tag) -> Vec<error::Holder> {
+    let picture = Picture::read(Some(tag));
+    holder_rows(&picture).iter().map(for_error).collect()
+}
+
+/// Who holds a lock against a mode that this session has asked for.
+pub fn holders_against(tag: Tag, mode: Mode) -> Vec<error::Holder> {
+    let picture = Picture::read(Some(tag));
+    // SAFETY: a plain global.
+    let me = unsafe { pg_sys::MyProcPid };
+    holder_rows(&picture)
+        .iter()
+        .filter(|holder| holder.pid != Some(me) && holder.mode.is_none_or(|held| held.conflicts_with(mode)))
+        .map(for_error)
+        .collect()
+}
+
+/// Another name that some other session holds or waits for by the same tag.
+pub fn other_name(tag: Tag, name: &[u8]) -> Option<String> {
+    if tag.space() != Space::Named {
+        return None;
+    }
+    // SAFETY: a plain global.
+    let me = Party::Process(unsafe { pg_sys::MyProcPid });
+    let others = published(Some(tag));
+    let other = others.iter().find(|other| other.by != me && !other.name.is_empty() && other.name != name)?;
+    // Published is not held: ask the lock manager, now that it matters.
+    let is_real = lock_table::read().rows.iter().any(|row| party(row) == other.by && row.tag == tag);
+    is_real.then(|| display(&other.name))
+}
+
+fn party(row: &Row) -> Party {
+    match row.pid {
+        Some(pid) => Party::Process(pid),
+        None => Party::Prepared(row.virtual_transaction.0, row.virtual_transaction.1),
+    }
+}
+
+fn for_error(holder: &HolderRow) -> error::Holder {
+    let activity = holder.activity.as_ref();
+    error::Holder {
+        pid: holder.pid,
+        application_name: activity.and_then(|activity| activity.application_name.as_ref()).map(ServerText::lossy),
+        client_addr: activity.and_then(|activity| activity.client_addr).map(|addr: IpAddr| addr.to_string()),
+        state: activity.and_then(|activity| activity.state).map(str::to_owned),
+        mode: holder.mode.map_or_else(|| "unknown".to_owned(), |mode| mode.to_string()),
+        since: holder.acquired_at.map(time_text),
+    }
+}
+
+fn time_text(at: i64) -> String {
+    // SAFETY: the server's own text of a time, in a buffer that its next call overwrites.
+    unsafe { CStr::from_ptr(pg_sys::timestamptz_to_str(at)) }.to_string_lossy().into_owned()
+}
+
+fn my_database() -> u32 {
+    // SAFETY: a plain global.
+    unsafe { pg_sys::MyDatabaseId }.to_u32()
+}
