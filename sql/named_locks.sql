@@ -11,7 +11,7 @@ CREATE FUNCTION named_lock(
     cluster_wide boolean DEFAULT false
 )
 RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_wrapper';
 COMMENT ON FUNCTION named_lock(text, interval, @extschema@.named_lock_mode, interval, boolean) IS
     'session lock on a name; true when held, false when the timeout passed (NULL: wait as the server would, 0: one try)';
@@ -24,7 +24,7 @@ CREATE FUNCTION named_lock_strict(
     cluster_wide boolean DEFAULT false
 )
 RETURNS void
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_strict_wrapper';
 COMMENT ON FUNCTION named_lock_strict(text, interval, @extschema@.named_lock_mode, interval, boolean) IS
     'named_lock() that raises 55P03 where the other returns false';
@@ -36,7 +36,7 @@ CREATE FUNCTION named_xact_lock(
     cluster_wide boolean DEFAULT false
 )
 RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_xact_lock_wrapper';
 COMMENT ON FUNCTION named_xact_lock(text, interval, @extschema@.named_lock_mode, boolean) IS
     'lock on a name to the end of the transaction; true when held, false when the timeout passed';
@@ -48,7 +48,7 @@ CREATE FUNCTION named_xact_lock_strict(
     cluster_wide boolean DEFAULT false
 )
 RETURNS void
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_xact_lock_strict_wrapper';
 COMMENT ON FUNCTION named_xact_lock_strict(text, interval, @extschema@.named_lock_mode, boolean) IS
     'named_xact_lock() that raises 55P03 where the other returns false';
@@ -72,14 +72,14 @@ CREATE FUNCTION named_unlock(
     cluster_wide boolean DEFAULT false
 )
 RETURNS integer
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_unlock_wrapper';
 COMMENT ON FUNCTION named_unlock(text, @extschema@.named_lock_mode, boolean, boolean) IS
     'gives back one session hold of a name (mode NULL: the one taken last) or all; returns how many remain; 55000 when not held by this session';
 
 CREATE FUNCTION named_unlock_all()
 RETURNS integer
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_unlock_all_wrapper';
 COMMENT ON FUNCTION named_unlock_all() IS
     'gives back every session hold of this session, and nothing else; returns how many there were';
@@ -90,7 +90,7 @@ CREATE FUNCTION named_lock_held(
     cluster_wide boolean DEFAULT false
 )
 RETURNS integer
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_held_wrapper';
 COMMENT ON FUNCTION named_lock_held(text, @extschema@.named_lock_mode, boolean) IS
     'how many holds of a name this session has, session and transaction forms together; 0 if none';
@@ -102,7 +102,7 @@ CREATE FUNCTION named_lock_convert(
     cluster_wide boolean DEFAULT false
 )
 RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_convert_wrapper';
 COMMENT ON FUNCTION named_lock_convert(text, @extschema@.named_lock_mode, interval, boolean) IS
     'changes the mode of the one session hold of a name in one step; on false the old hold stands';
@@ -113,7 +113,7 @@ CREATE FUNCTION named_lock_extend(
     cluster_wide boolean DEFAULT false
 )
 RETURNS timestamp with time zone
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_extend_wrapper';
 COMMENT ON FUNCTION named_lock_extend(text, interval, boolean) IS
     'gives a held session lock a new hold_limit from now on (NULL: none); returns when it ends';
@@ -127,7 +127,7 @@ CREATE FUNCTION named_lock_key(
     OUT objsubid smallint
 )
 RETURNS record
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_key_wrapper';
 COMMENT ON FUNCTION named_lock_key(text, boolean) IS
     'where a name is found in pg_locks; the mapping never changes';

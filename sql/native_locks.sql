@@ -7,7 +7,7 @@ CREATE FUNCTION advisory_lock(
     hold_limit interval DEFAULT NULL
 )
 RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock_wrapper';
 COMMENT ON FUNCTION advisory_lock(bigint, interval, @extschema@.named_lock_mode, interval) IS
     'pg_advisory_lock() on a bigint key with a timeout; modes exclusive and share; true when held';
@@ -19,7 +19,7 @@ CREATE FUNCTION advisory_lock_strict(
     hold_limit interval DEFAULT NULL
 )
 RETURNS void
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock_strict_wrapper';
 COMMENT ON FUNCTION advisory_lock_strict(bigint, interval, @extschema@.named_lock_mode, interval) IS
     'advisory_lock() on a bigint key that raises 55P03 where the other returns false';
@@ -30,7 +30,7 @@ CREATE FUNCTION advisory_xact_lock(
     mode @extschema@.named_lock_mode DEFAULT 'exclusive'
 )
 RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock_wrapper';
 COMMENT ON FUNCTION advisory_xact_lock(bigint, interval, @extschema@.named_lock_mode) IS
     'pg_advisory_xact_lock() on a bigint key with a timeout; modes exclusive and share; true when held';
@@ -41,7 +41,7 @@ CREATE FUNCTION advisory_xact_lock_strict(
     mode @extschema@.named_lock_mode DEFAULT 'exclusive'
 )
 RETURNS void
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock_strict_wrapper';
 COMMENT ON FUNCTION advisory_xact_lock_strict(bigint, interval, @extschema@.named_lock_mode) IS
     'advisory_xact_lock() on a bigint key that raises 55P03 where the other returns false';
@@ -54,7 +54,7 @@ CREATE FUNCTION advisory_lock(
     hold_limit interval DEFAULT NULL
 )
 RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock2_wrapper';
 COMMENT ON FUNCTION advisory_lock(integer, integer, interval, @extschema@.named_lock_mode, interval) IS
     'pg_advisory_lock() on a pair of integer keys with a timeout; modes exclusive and share; true when held';
@@ -67,7 +67,7 @@ CREATE FUNCTION advisory_lock_strict(
     hold_limit interval DEFAULT NULL
 )
 RETURNS void
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock2_strict_wrapper';
 COMMENT ON FUNCTION advisory_lock_strict(integer, integer, interval, @extschema@.named_lock_mode, interval) IS
     'advisory_lock() on a pair of integer keys that raises 55P03 where the other returns false';
@@ -79,7 +79,7 @@ CREATE FUNCTION advisory_xact_lock(
     mode @extschema@.named_lock_mode DEFAULT 'exclusive'
 )
 RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock2_wrapper';
 COMMENT ON FUNCTION advisory_xact_lock(integer, integer, interval, @extschema@.named_lock_mode) IS
     'pg_advisory_xact_lock() on a pair of integer keys with a timeout; modes exclusive and share; true when held';
@@ -91,7 +91,7 @@ CREATE FUNCTION advisory_xact_lock_strict(
     mode @extschema@.named_lock_mode DEFAULT 'exclusive'
 )
 RETURNS void
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock2_strict_wrapper';
 COMMENT ON FUNCTION advisory_xact_lock_strict(integer, integer, interval, @extschema@.named_lock_mode) IS
     'advisory_xact_lock() on a pair of integer keys that raises 55P03 where the other returns false';

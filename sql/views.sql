@@ -22,7 +22,7 @@ CREATE FUNCTION lock_holders(
     OUT objsubid smallint
 )
 RETURNS SETOF record
-VOLATILE PARALLEL UNSAFE COST 10000 ROWS 100
+VOLATILE PARALLEL UNSAFE COST 1000 ROWS 100
 LANGUAGE c AS 'MODULE_PATHNAME', 'lock_holders_wrapper';
 COMMENT ON FUNCTION lock_holders() IS 'the rows of the view lock_holders';
 
@@ -93,7 +93,7 @@ CREATE FUNCTION lock_waiters(
     OUT queue_position integer
 )
 RETURNS SETOF record
-VOLATILE PARALLEL UNSAFE COST 10000 ROWS 10
+VOLATILE PARALLEL UNSAFE COST 1000 ROWS 10
 LANGUAGE c AS 'MODULE_PATHNAME', 'lock_waiters_wrapper';
 COMMENT ON FUNCTION lock_waiters() IS 'the rows of the view lock_waiters';
 
@@ -127,7 +127,7 @@ COMMENT ON COLUMN lock_waiters.blocked_by IS 'the processes it waits for, as pg_
 
 CREATE FUNCTION lock_graph()
 RETURNS text
-VOLATILE PARALLEL UNSAFE COST 10000
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'lock_graph_wrapper';
 COMMENT ON FUNCTION lock_graph() IS 'who waits for whom, as the text of a Mermaid flowchart';
 

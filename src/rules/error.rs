@@ -23,8 +23,8 @@ pub enum Error {
     HoldLimit,
     #[error("mode \"{mode}\" is not for native advisory locks")]
     ModeNotNative { mode: Mode },
-    #[error("{lock} has the key of another name in use, \"{other}\"")]
-    KeyClash { lock: String, other: String },
+    #[error("{lock} has the key of another name in use")]
+    KeyClash { lock: String, other: Option<String> },
     #[error("cannot take {lock} during recovery")]
     InRecovery { lock: String },
     #[error("cannot take or release locks in a parallel worker")]
@@ -172,6 +172,7 @@ impl Error {
                     None => format!("{} {own}", held_by(holders)),
                 })
             }
+            Error::KeyClash { other: Some(other), .. } => Some(format!("The other name is \"{other}\".")),
             Error::SessionLocksOff { .. } => Some("named_locks.session_locks is off for this role.".to_owned()),
             _ => None,
         }

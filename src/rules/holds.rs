@@ -169,13 +169,29 @@ pub struct Ledger {
     holds: Vec<Hold>,
     free: Vec<Place>,
     places: HashMap<Tag, Place, BuildTagHasher>,
-    /// For each subtransaction, innermost last, the locks it has taken: `(subtransaction, place)`.
+    /// Which (sub)transactions have taken which locks.
     transactional: Vec<(u32, Place)>,
     /// Some hold may have a limit.
     has_limits: bool,
 }
 
 impl Ledger {
+    /// An empty one.
+    pub const fn new() -> Self {
+        Self {
+            holds: Vec::new(),
+            free: Vec::new(),
+            places: HashMap::with_hasher(BuildTagHasher::new()),
+            transactional: Vec::new(),
+            has_limits: false,
+        }
+    }
+
+    /// Whether some hold may have a limit.
+    pub fn has_limits(&self) -> bool {
+        self.has_limits
+    }
+
     /// How many different locks are held.
     pub fn len(&self) -> usize {
         self.places.len()
@@ -273,9 +289,7 @@ impl Ledger {
 
     /// A subtransaction has committed: its holds are its parent's.
     pub fn commit_subtransaction(&mut self, subtransaction: u32, parent: u32) {
-        let first = self.first_of(subtransaction);
-        let own = self.transactional.split_off(first);
-        for (_, place) in own {
+        for place in self.take_transactional(subtransaction) {
             let hold = &mut self.holds[place as usize];
             let (moved, kept) = hold.runs.iter().partition(|run| run.owner == Owner::Transaction(subtransaction));
             let moved: Vec<Run> = moved;
@@ -293,21 +307,13 @@ impl Ledger {
         }
     }
 
-    /// A subtransaction has ended without committing: strikes out its holds and returns the places it had them in, and
-    /// in which modes.
-    pub fn abort_subtransaction(&mut self, subtransaction: u32) -> Vec<(Place, Mode)> {
-        let first = self.first_of(subtransaction);
-        let mut struck = Vec::new();
-        for (_, place) in self.transactional.split_off(first) {
-            self.holds[place as usize].runs.retain(|run| {
-                let own = run.owner == Owner::Transaction(subtransaction);
-                if own {
-                    struck.push((place, run.mode));
-                }
-                !own
-            });
+    /// A subtransaction has ended without committing: strikes out its holds and returns the places it had them in.
+    pub fn abort_subtransaction(&mut self, subtransaction: u32) -> Vec<Place> {
+        let places = self.take_transactional(subtransaction);
+        for &place in &places {
+            self.holds[place as usize].runs.retain(|run| run.owner != Owner::Transaction(subtransaction));
         }
-        struck
+        places
     }
 
     /// The transaction has ended: strikes out all its holds and returns the places it had them in.
@@ -340,8 +346,10 @@ impl Ledger {
         trims
     }
 
-    fn first_of(&self, subtransaction: u32) -> usize {
-        self.transactional.iter().rposition(|&(other, _)| other < subtransaction).map_or(0, |last| last + 1)
+    /// Takes what a subtransaction has locked off the list. A cursor may have added to it for an outer one since.
+    fn take_transactional(&mut self, subtransaction: u32) -> Vec<Place> {
+        let own = self.transactional.extract_if(.., |&mut (owner, _)| owner == subtransaction);
+        own.map(|(_, place)| place).collect()
     }
 }
 
@@ -451,7 +459,9 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Take(key, mode, session) => {
-                        let owner = if session { Owner::Session } else { Owner::Transaction(*open.last().unwrap()) };
+                        // One in three through a cursor of the outermost transaction.
+                        let taker = if key == 0 { open[0] } else { *open.last().unwrap() };
+                        let owner = if session { Owner::Session } else { Owner::Transaction(taker) };
                         take(&mut ledger, key, Mode::ALL[mode], owner);
                         list.push((key, Mode::ALL[mode], owner));
                     }
@@ -482,7 +492,7 @@ mod tests {
                     }
                     Step::Rollback if open.len() > 1 => {
                         let own = open.pop().unwrap();
-                        for (place, _) in ledger.abort_subtransaction(own) {
+                        for place in ledger.abort_subtransaction(own) {
                             ledger.close_if_empty(place);
                         }
                         list.retain(|hold| hold.2 != Owner::Transaction(own));

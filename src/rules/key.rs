@@ -5,6 +5,7 @@
 
 use super::name::Name;
 use std::hash::{BuildHasherDefault, Hasher};
+use xxhash_rust::const_xxh3;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// First of the four tag fields' classes that are ours, 0x4000 to 0x7FFF. SQL's own advisory locks use 1 and 2.
@@ -12,6 +13,7 @@ const CLASS_BASE: u16 = 0x4000;
 const CLASS_MASK: u16 = 0xC000;
 const KIND_SHIFT: u16 = 11;
 const DOMAIN_MASK: u16 = (1 << KIND_SHIFT) - 1;
+const EMPTY_DOMAIN: u16 = const_xxh3::xxh3_64(b"") as u16 & DOMAIN_MASK;
 
 /// The class of `pg_advisory_lock(bigint)`.
 const CLASS_BIGINT: u16 = 1;
@@ -60,8 +62,11 @@ impl Tag {
     ///
     /// `database` is 0 for a lock of the whole cluster.
     pub fn of_name(name: Name<'_>, database: u32) -> Self {
-        let class = CLASS_BASE | (Kind::Name as u16) << KIND_SHIFT | xxh3_64(name.domain()) as u16 & DOMAIN_MASK;
-        Self::from_hash(database, xxh3_64(name.bytes()), class)
+        let domain = match name.domain() {
+            b"" => EMPTY_DOMAIN,
+            domain => xxh3_64(domain) as u16 & DOMAIN_MASK,
+        };
+        Self::from_hash(database, xxh3_64(name.bytes()), CLASS_BASE | (Kind::Name as u16) << KIND_SHIFT | domain)
     }
 
     /// The tag of `pg_advisory_lock(bigint)`.

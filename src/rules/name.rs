@@ -37,7 +37,7 @@ impl<'a> Name<'a> {
 
 /// The domain of a name given as bytes: what stands before the first `:`, empty where there is none.
 pub fn domain_of(name: &[u8]) -> &[u8] {
-    name.iter().position(|&byte| byte == b':').map_or(&[], |colon| &name[..colon])
+    memchr::memchr(b':', name).map_or(&[], |colon| &name[..colon])
 }
 
 /// A name as text that can be shown in any database: bytes that are not UTF-8 as `\xNN`.

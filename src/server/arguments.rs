@@ -2,6 +2,7 @@
 
 use super::encoding;
 use super::ffi;
+use super::process_local::ProcessLocal;
 use crate::rules::interval::Interval;
 use crate::rules::mode::Mode;
 use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
@@ -58,10 +59,9 @@ pub struct ModeArgument(pub Mode);
 // SAFETY: maps to a type that our SQL makes.
 pgrx::pgrx_sql_entity_graph::impl_sql_translatable!(ModeArgument, arg_only = "named_lock_mode");
 
-thread_local! {
-    /// The labels' OIDs met so far: a label's OID never comes to mean another mode.
-    static MODES: Cell<[(pg_sys::Oid, Mode); 5]> = const { Cell::new([(pg_sys::Oid::INVALID, Mode::Exclusive); 5]) };
-}
+/// The labels' OIDs met so far: a label's OID never comes to mean another mode.
+static MODES: ProcessLocal<Cell<[(pg_sys::Oid, Mode); 5]>> =
+    ProcessLocal::cell([(pg_sys::Oid::INVALID, Mode::Exclusive); 5]);
 
 impl FromDatum for ModeArgument {
     unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {

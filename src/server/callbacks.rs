@@ -36,7 +36,7 @@ unsafe extern "C-unwind" fn on_subtransaction(
             session::in_callback(|session| session.on_subcommit(subtransaction, parent));
         }
         pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
-            session::in_callback(|session| session.on_subabort(subtransaction, parent));
+            session::in_callback(|session| session.on_subabort(subtransaction));
         }
         _ => {}
     }

@@ -12,8 +12,8 @@ const SQL_ASCII: i32 = pg_sys::pg_enc::PG_SQL_ASCII as i32;
 const MAX_CHARACTER: usize = 16 + 1;
 
 fn server_encoding() -> i32 {
-    // SAFETY: reads this process's state.
-    unsafe { pg_sys::GetDatabaseEncoding() }
+    // SAFETY: reads this process's state, and raises no error.
+    unsafe { ffi::GetDatabaseEncoding() }
 }
 
 /// Text of the database as UTF-8; as it is in a database in SQL_ASCII, which knows no encoding.

@@ -7,17 +7,9 @@ use pgrx::pg_sys;
 use std::ffi::{c_char, c_int, c_void};
 
 pub type TimeoutId = c_int;
-pub type TimeoutHandler = unsafe extern "C-unwind" fn();
 
 /// `timeout.h`: the timeout of a statement.
 pub const STATEMENT_TIMEOUT: TimeoutId = 3;
-/// `timeout.h`: asks RegisterTimeout for a free number.
-#[cfg(feature = "pg14")]
-pub const USER_TIMEOUT: TimeoutId = 10;
-#[cfg(any(feature = "pg15", feature = "pg16"))]
-pub const USER_TIMEOUT: TimeoutId = 12;
-#[cfg(any(feature = "pg17", feature = "pg18"))]
-pub const USER_TIMEOUT: TimeoutId = 13;
 
 /// `catalog/pg_db_role_setting.h`: the catalogue of settings by database and role.
 pub const DB_ROLE_SETTING_RELATION: pg_sys::Oid = pg_sys::Oid::from_u32(2964);
@@ -38,9 +30,6 @@ unsafe extern "C-unwind" {
     pub fn LockErrorCleanup();
 
     // utils/timeout.h
-    pub fn RegisterTimeout(id: TimeoutId, handler: TimeoutHandler) -> TimeoutId;
-    pub fn enable_timeout_at(id: TimeoutId, finish: pg_sys::TimestampTz);
-    pub fn disable_timeout(id: TimeoutId, keep_indicator: bool);
     pub fn get_timeout_active(id: TimeoutId) -> bool;
 
     // utils/elog.h, miscadmin.h
@@ -83,11 +72,13 @@ unsafe extern "C-unwind" {
     // utils/portal.h, access/xact.h
     pub fn GetCurrentSubTransactionId() -> pg_sys::SubTransactionId;
     pub fn ForgetPortalSnapshots();
-    pub fn GetCurrentTimestamp() -> pg_sys::TimestampTz;
+    fn GetCurrentTimestamp() -> pg_sys::TimestampTz;
+    pub fn GetPortalByName(name: *const c_char) -> pg_sys::Portal;
     pub fn GetCurrentStatementStartTimestamp() -> pg_sys::TimestampTz;
     pub fn RecoveryInProgress() -> bool;
 
     // mb/pg_wchar.h
+    pub fn GetDatabaseEncoding() -> c_int;
     pub fn pg_unicode_to_server(character: u32, buffer: *mut u8);
 
     // fmgr.h
@@ -101,6 +92,12 @@ unsafe extern "C-unwind" {
         relation: pg_sys::Relation,
         source: pg_sys::GucSource::Type,
     );
+}
+
+/// The server's clock, in microseconds.
+pub fn now() -> pg_sys::TimestampTz {
+    // SAFETY: reads the clock, and raises no error.
+    unsafe { GetCurrentTimestamp() }
 }
 
 /// Whether this session holds the lock in just that mode.

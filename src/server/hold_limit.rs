@@ -1,83 +1,87 @@
-//! Ends the session when a hold limit is overrun: one timer for all of its locks, set to the earliest limit.
+//! Ends the session when a hold limit is overrun.
 //!
-//! Raising an error disarms every timer of a session, so the timer is armed again at the end of each (sub)transaction,
-//! at each call, and when an error is reported: in an aborted transaction block nothing else of ours is called.
+//! One timer of the operating system's for all of a session's locks, set to the earliest limit. When it runs out, the
+//! process gets SIGTERM, as from pg_terminate_backend(): idle, busy or waiting, the session ends at once. The server's own
+//! timers would not do: every ERROR disarms them all, and in an aborted transaction block nothing of ours is called
+//! that could arm them again.
 
 use super::ffi;
+use super::process_local::ProcessLocal;
 use crate::rules::holds::Limit;
 use pgrx::pg_sys;
 use std::cell::Cell;
-use std::ffi::CString;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::mem::MaybeUninit;
 
-thread_local! {
-    static TIMER: Cell<Option<ffi::TimeoutId>> = const { Cell::new(None) };
-    static EARLIEST: Cell<Option<Limit>> = const { Cell::new(None) };
-    static PREVIOUS_LOG_HOOK: Cell<pg_sys::emit_log_hook_type> = const { Cell::new(None) };
-}
+static TIMER: ProcessLocal<Cell<Option<libc::timer_t>>> = ProcessLocal::cell(None);
+static EARLIEST: ProcessLocal<Cell<Option<Limit>>> = ProcessLocal::cell(None);
+static PREVIOUS_LOG_HOOK: ProcessLocal<Cell<pg_sys::emit_log_hook_type>> = ProcessLocal::cell(None);
 
-/// Set in the signal handler.
-static OVERRAN: AtomicBool = AtomicBool::new(false);
+/// The shortest time a timer can be set to: 0 would stop it.
+const MIN_MICROS: i64 = 1;
 
-/// Sets the timer to a limit, or off.
+/// Sets the timer to a limit, or stops it.
 pub fn set(earliest: Option<Limit>) {
-    if EARLIEST.replace(earliest) != earliest {
-        if let Some(timer) = TIMER.get() {
-            // SAFETY: a timer that is registered.
-            unsafe { ffi::disable_timeout(timer, false) };
-        }
+    if EARLIEST.replace(earliest) == earliest {
+        return;
     }
-    rearm();
+    let micros = earliest.map_or(0, |limit| (limit.expires_at - ffi::now()).max(MIN_MICROS));
+    let Some(timer) = TIMER.get().or_else(make) else { return };
+    // SAFETY: a timer of this process, and a time that is not negative.
+    unsafe {
+        let mut time: libc::itimerspec = std::mem::zeroed();
+        time.it_value.tv_sec = micros / 1_000_000;
+        time.it_value.tv_nsec = micros % 1_000_000 * 1_000;
+        libc::timer_settime(timer, 0, &time, std::ptr::null_mut());
+    }
 }
 
-/// Sets the timer again if something has disarmed it.
-pub fn rearm() {
-    let Some(limit) = EARLIEST.get() else { return };
-    let timer = TIMER.get().unwrap_or_else(register);
-    // SAFETY: a timer that is registered.
-    unsafe {
-        if !OVERRAN.load(Ordering::Relaxed) && !ffi::get_timeout_active(timer) {
-            ffi::enable_timeout_at(timer, limit.expires_at);
-        }
-    }
+/// Whether the timer is set to a limit.
+pub fn is_set() -> bool {
+    EARLIEST.get().is_some()
 }
 
 /// Whether a limit has been overrun: the session is coming to its end.
 pub fn overran() -> bool {
-    OVERRAN.load(Ordering::Relaxed)
+    let (Some(timer), Some(_)) = (TIMER.get(), EARLIEST.get()) else { return false };
+    let mut left = MaybeUninit::<libc::itimerspec>::zeroed();
+    // SAFETY: a timer of this process, and memory for the answer: nothing is left when it has run out.
+    unsafe {
+        libc::timer_gettime(timer, left.as_mut_ptr()) == 0 && {
+            let left = left.assume_init().it_value;
+            left.tv_sec == 0 && left.tv_nsec == 0
+        }
+    }
 }
 
 #[cold]
-fn register() -> ffi::TimeoutId {
-    // SAFETY: a handler that is fit for a signal; a hook that calls the one before it.
-    let timer = unsafe {
+fn make() -> Option<libc::timer_t> {
+    let mut timer = MaybeUninit::<libc::timer_t>::uninit();
+    // SAFETY: an event that is a signal to this process; memory for the answer.
+    let made = unsafe {
+        let mut event: libc::sigevent = std::mem::zeroed();
+        event.sigev_notify = libc::SIGEV_SIGNAL;
+        event.sigev_signo = libc::SIGTERM;
+        libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, timer.as_mut_ptr())
+    };
+    if made != 0 {
+        return None;
+    }
+    // SAFETY: the call above has succeeded; the hook calls the one before it.
+    unsafe {
         PREVIOUS_LOG_HOOK.set(pg_sys::emit_log_hook);
         pg_sys::emit_log_hook = Some(on_report);
-        ffi::RegisterTimeout(ffi::USER_TIMEOUT, on_overrun)
-    };
-    TIMER.set(Some(timer));
-    timer
+        TIMER.set(Some(timer.assume_init()));
+    }
+    TIMER.get()
 }
 
-/// In a signal handler: as pg_terminate_backend() would, ends this session at the next opportunity.
-unsafe extern "C-unwind" fn on_overrun() {
-    OVERRAN.store(true, Ordering::Relaxed);
-    // SAFETY: fit for a signal handler.
-    unsafe { libc::raise(libc::SIGTERM) };
-}
-
-/// When an error is about to be reported: the timers have been disarmed; and the end of the session wants a reason.
+/// The end of the session wants a reason: the server's own message speaks of an administrator.
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn on_report(error: *mut pg_sys::ErrorData) {
     // SAFETY: the server's error, in whose memory context we are.
     unsafe {
-        match (*error).elevel as u32 {
-            pg_sys::PGERROR => rearm(),
-            pg_sys::FATAL if overran() && (*error).detail.is_null() => {
-                let detail = CString::new("A lock of this session was held longer than its hold_limit.");
-                (*error).detail = pg_sys::pstrdup(detail.unwrap_or_default().as_ptr());
-            }
-            _ => {}
+        if (*error).elevel as u32 == pg_sys::FATAL && (*error).detail.is_null() && overran() {
+            (*error).detail = pg_sys::pstrdup(c"A lock of this session was held longer than its hold_limit.".as_ptr());
         }
         if let Some(previous) = PREVIOUS_LOG_HOOK.get() {
             previous(error);

@@ -134,11 +134,18 @@ pub fn wait(tag: Tag, mode: Mode, scope: Scope, wait: Wait, description: &str) -
     Ok(if is_held { Outcome::Granted } else { Outcome::NotAvailable })
 }
 
-/// Gives back one hold. It must be held with that scope: the server warns otherwise.
+/// Gives back one hold; false if it was not held with that scope.
 pub fn release(tag: Tag, mode: Mode, scope: Scope) -> bool {
     let tag = locktag(tag);
-    // SAFETY: a valid method and mode, for which the function raises no ERROR.
-    unsafe { ffi::LockRelease(&tag, mode.lockmode(), scope == Scope::Session) }
+    // SAFETY: a valid method and mode, for which the function raises no ERROR; and two plain globals.
+    unsafe {
+        // The server would warn of a lock that is not held; the caller finds out by the answer.
+        let levels = (pg_sys::log_min_messages, pg_sys::client_min_messages);
+        (pg_sys::log_min_messages, pg_sys::client_min_messages) = (pg_sys::PANIC as i32, pg_sys::PGERROR as i32);
+        let was_held = ffi::LockRelease(&tag, mode.lockmode(), scope == Scope::Session);
+        (pg_sys::log_min_messages, pg_sys::client_min_messages) = levels;
+        was_held
+    }
 }
 
 /// Whether this session holds the lock in just this mode, by itself or by its transaction.

@@ -13,6 +13,7 @@ pub mod ffi;
 pub mod hold_limit;
 pub mod lock_manager;
 pub mod lock_table;
+pub mod process_local;
 pub mod registry;
 pub mod report;
 pub mod session;

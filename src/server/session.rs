@@ -8,6 +8,7 @@ use super::ffi;
 use super::hold_limit;
 use super::lock_manager::{self, Outcome};
 use super::lock_table;
+use super::process_local::ProcessLocal;
 use super::registry::Registry;
 use super::report::{self, Problem};
 use super::settings::{self, SessionLocks};
@@ -79,33 +80,29 @@ pub struct Request {
 }
 
 /// What this session holds, and where it tells others of it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Session {
     ledger: Ledger,
     registry: Option<Registry>,
     is_started: bool,
     /// The sentinel was taken, and not given back by us.
     has_sentinel: bool,
-    /// Holds of an aborted subtransaction, to be compared with the lock manager once it has released its own.
-    struck: Vec<(Place, Mode, u32)>,
+    /// Where aborting subtransactions had holds.
+    struck: Vec<Place>,
 }
 
-thread_local! {
-    static SESSION: RefCell<Session> = RefCell::default();
-}
+static SESSION: ProcessLocal<RefCell<Session>> = ProcessLocal::ref_cell(Session::new());
 
 /// Works on the session's state. Must not wait for a lock, nor raise an error of the server's.
 fn with_session<R>(work: impl FnOnce(&mut Session) -> R) -> R {
-    SESSION.with_borrow_mut(work)
+    work(&mut SESSION.borrow_mut())
 }
 
 /// The same out of one of the server's callbacks. Without effect where a call of ours is at work: it sees to the rest.
 pub(super) fn in_callback(work: impl FnOnce(&mut Session)) {
-    SESSION.with(|session| {
-        if let Ok(mut session) = session.try_borrow_mut() {
-            work(&mut session);
-        }
-    });
+    if let Ok(mut session) = SESSION.try_borrow_mut() {
+        work(&mut session);
+    }
 }
 
 /// Takes a lock; whether it is held now.
@@ -116,7 +113,7 @@ pub fn acquire(lock: &Lock<'_>, request: Request) -> Result<bool, Problem> {
     check_may_lock(lock, request.scope)?;
     let owner = match request.scope {
         Scope::Session => Owner::Session,
-        Scope::Transaction => Owner::Transaction(current_subtransaction()),
+        Scope::Transaction => Owner::Transaction(owning_subtransaction()),
     };
     let place = with_session(|session| session.enter(lock, request, owner))?;
     let outcome = take(lock, request, place);
@@ -147,16 +144,17 @@ pub fn release(lock: &Lock<'_>, mode: Option<Mode>, all: bool) -> Result<u64, Pr
     check_not_parallel()?;
     let released = with_session(|session| {
         let place = session.find(lock)?;
-        let hold = session.ledger.hold(place);
-        let last = mode.or(hold.last_session_mode()).filter(|&mode| hold.count(Some(mode), Scope::Session) > 0)?;
-        match (all, mode) {
-            (false, _) => session.release(place, last, 1),
+        let released = match (all, mode.or(session.ledger.hold(place).last_session_mode())) {
+            (true, None) => 0,
+            (true, Some(_)) if mode.is_none() => {
+                Mode::ALL.into_iter().map(|mode| session.release(place, mode, u64::MAX)).sum()
+            }
             (true, Some(mode)) => session.release(place, mode, u64::MAX),
-            (true, None) => Mode::ALL.map(|mode| session.release(place, mode, u64::MAX)).iter().sum(),
+            (false, mode) => session.release(place, mode?, 1),
         };
-        let remaining = session.remaining(place, lock.tag);
+        let remaining = session.ledger.hold(place).count(None, Scope::Session);
         session.settle();
-        Some(remaining)
+        (released > 0).then_some(remaining)
     });
     released.ok_or_else(|| not_held(lock, mode).into())
 }
@@ -183,7 +181,7 @@ pub fn release_all() -> Result<u64, Problem> {
 /// How many holds this session has, in that mode or (None) any, by itself and its transaction.
 pub fn holds(lock: &Lock<'_>, mode: Option<Mode>) -> u64 {
     with_session(|session| {
-        let Some(place) = session.find(lock) else { return 0 };
+        let Some(place) = session.find_held(lock) else { return 0 };
         let hold = session.ledger.hold(place);
         hold.count(mode, Scope::Session) + hold.count(mode, Scope::Transaction)
     })
@@ -196,7 +194,7 @@ pub fn holds(lock: &Lock<'_>, mode: Option<Mode>) -> u64 {
 pub fn convert(lock: &Lock<'_>, mode: Mode, wait: Wait) -> Result<bool, Problem> {
     check_may_lock(lock, Scope::Session)?;
     let found = with_session(|session| {
-        let place = session.find(lock)?;
+        let place = session.find_held(lock)?;
         let hold = session.ledger.hold(place);
         let run = hold.runs().iter().find(|run| run.owner == Owner::Session)?;
         Some((place, *run, hold.count(None, Scope::Session)))
@@ -234,7 +232,7 @@ pub fn extend(lock: &Lock<'_>, hold_limit: Option<i64>) -> Result<Option<i64>, P
     check_not_parallel()?;
     let limit = limit_from_now(hold_limit);
     let is_held = with_session(|session| {
-        let place = session.find(lock)?;
+        let place = session.find_held(lock)?;
         (session.ledger.hold(place).count(None, Scope::Session) > 0).then(|| {
             session.ledger.set_limit(place, limit);
             session.publish(place, false, None);
@@ -261,9 +259,7 @@ fn take(lock: &Lock<'_>, request: Request, place: Place) -> Result<Outcome, Prob
     if lock_manager::try_acquire(lock.tag, mode, scope)? == Outcome::Granted {
         return Ok(Outcome::Granted);
     }
-    if let Some(other) = who::other_name(lock.tag, lock.name) {
-        return Err(Error::KeyClash { lock: lock.describe(), other }.into());
-    }
+    who::check_name(lock.tag, lock.name)?;
     // A session that already holds the lock in another mode may go ahead of its queue, which only a wait lets it do.
     let holds_other_mode = Mode::ALL.into_iter().any(|other| lock_manager::held(lock.tag, other));
     if wait == Wait::Try && !holds_other_mode {
@@ -278,6 +274,10 @@ fn take(lock: &Lock<'_>, request: Request, place: Place) -> Result<Outcome, Prob
 }
 
 impl Session {
+    const fn new() -> Self {
+        Self { ledger: Ledger::new(), registry: None, is_started: false, has_sentinel: false, struck: Vec::new() }
+    }
+
     /// What has to be done once in a session.
     fn start(&mut self) {
         if !self.is_started {
@@ -290,24 +290,20 @@ impl Session {
     /// Enters a hold that is about to be asked for.
     fn enter(&mut self, lock: &Lock<'_>, request: Request, owner: Owner) -> Result<Place, Problem> {
         self.start();
-        hold_limit::rearm();
+        self.check_sentinel();
         if let Some(place) = self.ledger.find(lock.tag) {
             self.reconcile(place);
-        }
-        let place = match self.ledger.find(lock.tag) {
-            Some(place) => {
-                let other = self.ledger.hold(place).name();
-                if other != lock.name {
-                    return Err(Error::KeyClash { lock: lock.describe(), other: display(other) }.into());
+            let hold = self.ledger.hold(place);
+            if !hold.is_closed() {
+                if hold.name() != lock.name {
+                    return Err(Error::KeyClash { lock: lock.describe(), other: Some(display(hold.name())) }.into());
                 }
                 self.add(place, request.mode, owner, None)?;
                 return Ok(place);
             }
-            None => {
-                self.make_room(lock)?;
-                self.ledger.open(lock.tag, lock.name)
-            }
-        };
+        }
+        self.make_room(lock)?;
+        let place = self.ledger.open(lock.tag, lock.name);
         self.ledger.add(place, request.mode, owner, None, current_statement());
         self.publish(place, true, None);
         Ok(place)
@@ -371,31 +367,35 @@ impl Session {
         }
         let tag = hold.tag();
         let count = count.min(hold.count(Some(mode), Scope::Session));
-        for _ in 0..count {
-            lock_manager::release(tag, mode, Scope::Session);
+        let mut released = 0;
+        while released < count && lock_manager::release(tag, mode, Scope::Session) {
             self.ledger.remove(place, mode, Owner::Session);
+            released += 1;
+        }
+        if released < count {
+            self.ledger.forget(place, mode, Scope::Session); // released behind our back
         }
         if count > 0 {
             self.after_change(place);
         }
-        count
+        released
     }
 
-    /// How many session holds remain.
-    fn remaining(&self, place: Place, tag: Tag) -> u64 {
-        if self.ledger.find(tag) == Some(place) { self.ledger.hold(place).count(None, Scope::Session) } else { 0 }
-    }
-
-    /// The place of a lock that this session does hold by that name.
+    /// The place of a lock that this session holds by that name, as far as the ledger knows.
     fn find(&mut self, lock: &Lock<'_>) -> Option<Place> {
-        let place = self.ledger.find(lock.tag)?;
-        self.reconcile(place);
+        self.check_sentinel();
         self.ledger.find(lock.tag).filter(|&place| self.ledger.hold(place).name() == lock.name)
     }
 
-    /// Compares a place with the lock manager: `DISCARD ALL`, `pg_advisory_unlock_all()` and, for native locks,
-    /// `pg_advisory_unlock()` release session holds without telling us.
-    fn reconcile(&mut self, place: Place) {
+    /// The same, compared with the lock manager.
+    fn find_held(&mut self, lock: &Lock<'_>) -> Option<Place> {
+        let place = self.find(lock)?;
+        self.reconcile(place);
+        (!self.ledger.hold(place).is_closed()).then_some(place)
+    }
+
+    /// Without the sentinel there are no session holds. To be asked before a call enters new ones.
+    fn check_sentinel(&mut self) {
         if self.has_sentinel && !lock_manager::held(my_sentinel(), Mode::Exclusive) {
             self.has_sentinel = false;
             for place in self.ledger.places() {
@@ -405,26 +405,25 @@ impl Session {
                 self.after_change(place);
             }
         }
-        let hold = self.ledger.hold(place);
-        if hold.runs().is_empty() {
-            return;
-        }
-        let tag = hold.tag();
-        let mut is_changed = false;
-        for mode in Mode::ALL {
+    }
+
+    /// Compares a place with the lock manager: `DISCARD ALL`, `pg_advisory_unlock_all()` and, for native locks,
+    /// `pg_advisory_unlock()` release session holds without telling us.
+    fn reconcile(&mut self, place: Place) {
+        loop {
             let hold = self.ledger.hold(place);
-            if hold.runs().iter().any(|run| run.mode == mode) && !lock_manager::held(tag, mode) {
-                self.ledger.forget(place, mode, Scope::Session);
-                self.ledger.forget(place, mode, Scope::Transaction);
-                is_changed = true;
-            }
-        }
-        if is_changed {
+            let Some(lost) = hold.runs().iter().map(|run| run.mode).find(|&mode| !lock_manager::held(hold.tag(), mode))
+            else {
+                return;
+            };
+            self.ledger.forget(place, lost, Scope::Session);
+            self.ledger.forget(place, lost, Scope::Transaction);
             self.after_change(place);
         }
     }
 
     fn reconcile_all(&mut self) {
+        self.check_sentinel();
         for place in self.ledger.places() {
             self.reconcile(place);
         }
@@ -443,7 +442,7 @@ impl Session {
 
     fn publish(&mut self, place: Place, fresh: bool, waits_as: Option<Scope>) {
         if let Some(registry) = &mut self.registry {
-            registry.publish(place, self.ledger.hold(place), fresh, waits_as, now());
+            registry.publish(place, self.ledger.hold(place), fresh, waits_as, ffi::now());
         }
     }
 
@@ -454,20 +453,22 @@ impl Session {
             Wait::Try | Wait::Forever => 0,
         };
         if let Some(registry) = &mut self.registry {
-            registry.set_deadline((millis > 0).then(|| now() + i64::from(millis) * 1_000));
+            registry.set_deadline((millis > 0).then(|| ffi::now() + i64::from(millis) * 1_000));
         }
         self.publish(place, false, Some(scope));
     }
 
     fn end_wait(&mut self, place: Place, scope: Scope) {
         if let Some(registry) = &mut self.registry {
-            registry.granted(place, scope, self.ledger.hold(place).count(None, scope), now());
+            registry.granted(place, scope, self.ledger.hold(place).count(None, scope), ffi::now());
         }
     }
 
     /// Keeps timer, sentinel and memory as the holds want them. No place is valid after it.
     fn settle(&mut self) {
-        hold_limit::set(self.ledger.earliest_limit().map(|(_, limit)| limit));
+        if self.ledger.has_limits() || hold_limit::is_set() {
+            hold_limit::set(self.ledger.earliest_limit().map(|(_, limit)| limit));
+        }
         if self.has_sentinel && !self.ledger.places().iter().any(|&place| self.ledger.hold(place).is_held_both_ways()) {
             self.has_sentinel = false;
             if lock_manager::held(my_sentinel(), Mode::Exclusive) {
@@ -486,40 +487,31 @@ impl Session {
         self.ledger.commit_subtransaction(subtransaction, parent);
     }
 
-    /// A subtransaction is aborting: the lock manager still has its locks.
-    pub(super) fn on_subabort(&mut self, subtransaction: u32, parent: u32) {
-        let struck = self.ledger.abort_subtransaction(subtransaction);
-        self.struck.extend(struck.into_iter().map(|(place, mode)| (place, mode, parent)));
+    /// A subtransaction is aborting: the lock manager still has its locks, so they are published until it has not.
+    pub(super) fn on_subabort(&mut self, subtransaction: u32) {
+        self.struck.extend(self.ledger.abort_subtransaction(subtransaction));
     }
 
     /// Some resource owner has given up its locks; at the end of the transaction, all of them.
     pub(super) fn on_locks_released(&mut self, is_top_level: bool) {
-        for (place, mode, parent) in std::mem::take(&mut self.struck) {
-            let hold = self.ledger.hold(place);
-            // A cursor of the outer transaction keeps what was locked through it.
-            if !hold.is_closed()
-                && !hold.runs().iter().any(|run| run.mode == mode)
-                && lock_manager::held(hold.tag(), mode)
-            {
-                self.ledger.add(place, mode, Owner::Transaction(parent), None, current_statement());
-            }
+        let mut places = std::mem::take(&mut self.struck);
+        if is_top_level {
+            places.extend(self.ledger.end_transaction());
+        }
+        for place in places {
             if !self.ledger.hold(place).is_closed() {
                 self.after_change(place);
             }
         }
-        if is_top_level {
-            for place in self.ledger.end_transaction() {
-                if !self.ledger.hold(place).is_closed() {
-                    self.after_change(place);
-                }
-            }
-            if let Some((place, _)) = self.ledger.earliest_limit() {
-                // DISCARD ALL may have been what the transaction did.
-                self.reconcile(place);
+        // DISCARD ALL or an unlock function of the server's may have been what the statement did.
+        self.check_sentinel();
+        while let Some((place, limit)) = self.ledger.earliest_limit() {
+            self.reconcile(place);
+            if self.ledger.earliest_limit() == Some((place, limit)) {
+                break;
             }
         }
         self.settle();
-        hold_limit::rearm();
     }
 
     /// The transaction is about to be prepared: its locks will go to nobody's session.
@@ -589,7 +581,7 @@ fn not_obtained(lock: &Lock<'_>, request: Request) -> Error {
 fn not_held(lock: &Lock<'_>, mode: Option<Mode>) -> Error {
     let (by_transaction, own) = with_session(|session| {
         let by_transaction = session
-            .find(lock)
+            .find_held(lock)
             .map(|place| session.ledger.hold(place))
             .is_some_and(|hold| hold.count(None, Scope::Session) == 0 && hold.count(mode, Scope::Transaction) > 0);
         session.reconcile_all();
@@ -613,7 +605,7 @@ fn not_held(lock: &Lock<'_>, mode: Option<Mode>) -> Error {
 }
 
 fn limit_from_now(micros: Option<i64>) -> Option<Limit> {
-    micros.map(|micros| Limit { micros, expires_at: now() + micros })
+    micros.map(|micros| Limit { micros, expires_at: ffi::now() + micros })
 }
 
 fn my_database() -> u32 {
@@ -626,27 +618,34 @@ fn my_sentinel() -> Tag {
     Tag::sentinel(unsafe { pg_sys::MyProcPid }, my_database())
 }
 
-fn current_subtransaction() -> u32 {
-    // SAFETY: asks for this process's state.
-    unsafe { ffi::GetCurrentSubTransactionId() }
+/// The (sub)transaction that a transaction lock taken now belongs to: the current one, but for a cursor's query, whose
+/// locks are those of the one in which it was opened.
+fn owning_subtransaction() -> u32 {
+    // SAFETY: plain globals, and a question about this process's state.
+    unsafe {
+        let portal = pg_sys::ActivePortal;
+        if !portal.is_null() && (*portal).resowner == pg_sys::CurrentResourceOwner {
+            (*portal).createSubid
+        } else {
+            ffi::GetCurrentSubTransactionId()
+        }
+    }
 }
 
 /// The statement that the client has sent: when, and where in its query string it stands.
 fn current_statement() -> StatementId {
-    // SAFETY: the client's own portal is the one without a name; its list of statements has one at least when it runs.
+    // SAFETY: a portal that is running, or null; its statements are planned ones.
     unsafe {
-        let portal = pg_sys::ActivePortal;
+        let mut portal = pg_sys::ActivePortal;
+        if !portal.is_null() && *(*portal).name != 0 {
+            // A cursor within a function. The client's own statement runs in the portal without a name.
+            portal = ffi::GetPortalByName(c"".as_ptr());
+        }
         let mut location = 0;
-        if !portal.is_null() && *(*portal).name == 0 && !(*portal).stmts.is_null() {
+        if !portal.is_null() && (*portal).status == pg_sys::PortalStatus::PORTAL_ACTIVE && !(*portal).stmts.is_null() {
             let statement = (*(*(*portal).stmts).elements).ptr_value.cast::<pg_sys::PlannedStmt>();
             location = (*statement).stmt_location;
         }
         (ffi::GetCurrentStatementStartTimestamp(), location)
     }
-}
-
-/// The server's clock, in microseconds.
-fn now() -> i64 {
-    // SAFETY: reads the clock, and raises no error.
-    unsafe { ffi::GetCurrentTimestamp() }
 }

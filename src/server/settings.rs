@@ -1,6 +1,7 @@
 //! The settings. All may be set by superusers only, for a role or a database too.
 
 use super::ffi;
+use super::process_local::ProcessLocal;
 use super::registry::MAX_PLACES;
 use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting};
 use pgrx::pg_sys;
@@ -28,10 +29,8 @@ static ALLOW_ON_STANDBY: GucSetting<bool> = GucSetting::<bool>::new(false);
 const NAMES: [&CStr; 3] =
     [c"named_locks.session_locks", c"named_locks.max_locks_per_session", c"named_locks.allow_on_standby"];
 
-thread_local! {
-    /// A value was given to one of the names before the library was loaded.
-    static HAD_PLACEHOLDER: Cell<bool> = const { Cell::new(false) };
-}
+/// A value was given to one of the names before the library was loaded.
+static HAD_PLACEHOLDER: ProcessLocal<Cell<bool>> = ProcessLocal::cell(false);
 
 /// Defines the settings, when the library is loaded.
 pub fn define() {

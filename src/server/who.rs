@@ -5,7 +5,7 @@ use super::arguments::ServerText;
 use super::lock_table::{self, LockTable, Row};
 use super::registry::{Party, Published};
 use super::session::{describe, published};
-use crate::rules::error;
+use crate::rules::error::{self, Error};
 use crate::rules::graph::{self, Edge};
 use crate::rules::holds::Scope;
 use crate::rules::key::{Space, Tag};
@@ -285,18 +285,28 @@ pub fn holders_against(tag: Tag, mode: Mode) -> Vec<error::Holder> {
         .collect()
 }
 
-/// Another name that some other session holds or waits for by the same tag.
-pub fn other_name(tag: Tag, name: &[u8]) -> Option<String> {
+/// Fails where some other session holds or waits for the same tag by another name.
+///
+/// # Errors
+/// [`Error::KeyClash`].
+pub fn check_name(tag: Tag, name: &[u8]) -> Result<(), Error> {
     if tag.space() != Space::Named {
-        return None;
+        return Ok(());
     }
     // SAFETY: a plain global.
     let me = Party::Process(unsafe { pg_sys::MyProcPid });
     let others = published(Some(tag));
-    let other = others.iter().find(|other| other.by != me && !other.name.is_empty() && other.name != name)?;
+    let mut others = others.iter().filter(|other| other.by != me && !other.name.is_empty() && other.name != name);
+    let Some(other) = others.next() else { return Ok(()) };
     // Published is not held: ask the lock manager, now that it matters.
-    let is_real = lock_table::read().rows.iter().any(|row| party(row) == other.by && row.tag == tag);
-    is_real.then(|| display(&other.name))
+    let picture = Picture::read(Some(tag));
+    match picture.table.rows.iter().find(|row| party(row) == other.by && row.tag == tag) {
+        Some(row) => {
+            let other = picture.name(row).map(|name| display(&name));
+            Err(Error::KeyClash { lock: describe(tag, name), other })
+        }
+        None => Ok(()),
+    }
 }
 
 fn party(row: &Row) -> Party {
