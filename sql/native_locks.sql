@@ -46,6 +46,55 @@ LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock_strict_wrapper';
 COMMENT ON FUNCTION advisory_xact_lock_strict(bigint, interval, @extschema@.named_lock_mode) IS
     'advisory_xact_lock() on a bigint key that raises 55P03 where the other returns false';
 
+-- The same for integers. Without these, advisory_lock(42, '1 s') would be taken for the form of two integers, and
+-- advisory_lock(42, '0') would lock another key than the one asked for. Now the server asks for timeout => '1 s'.
+
+CREATE FUNCTION advisory_lock(
+    key integer,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
+    hold_limit interval DEFAULT NULL
+)
+RETURNS boolean
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock_int_wrapper';
+COMMENT ON FUNCTION advisory_lock(integer, interval, @extschema@.named_lock_mode, interval) IS
+    'pg_advisory_lock() on an integer key with a timeout; modes exclusive and share; true when held';
+
+CREATE FUNCTION advisory_lock_strict(
+    key integer,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
+    hold_limit interval DEFAULT NULL
+)
+RETURNS void
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock_int_strict_wrapper';
+COMMENT ON FUNCTION advisory_lock_strict(integer, interval, @extschema@.named_lock_mode, interval) IS
+    'advisory_lock() on an integer key that raises 55P03 where the other returns false';
+
+CREATE FUNCTION advisory_xact_lock(
+    key integer,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS boolean
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock_int_wrapper';
+COMMENT ON FUNCTION advisory_xact_lock(integer, interval, @extschema@.named_lock_mode) IS
+    'pg_advisory_xact_lock() on an integer key with a timeout; modes exclusive and share; true when held';
+
+CREATE FUNCTION advisory_xact_lock_strict(
+    key integer,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS void
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock_int_strict_wrapper';
+COMMENT ON FUNCTION advisory_xact_lock_strict(integer, interval, @extschema@.named_lock_mode) IS
+    'advisory_xact_lock() on an integer key that raises 55P03 where the other returns false';
+
 CREATE FUNCTION advisory_lock(
     key1 integer,
     key2 integer,

@@ -1,129 +1,107 @@
-//! Named locks.
+//! Named locks. Arguments in the order of `sql/named_locks.sql`.
 
-use super::arguments::{lock, request, required, wait};
+use super::arguments::{named, request, required};
 use crate::rules::holds::Scope;
-use crate::rules::interval::hold_limit_micros;
-use crate::server::arguments::{IntervalArgument, ModeArgument, Row, Utf8, timestamp};
-use crate::server::report::answer;
-use crate::server::session;
+use crate::rules::interval::{Wait, hold_limit_micros};
+use crate::server::arguments::{Arguments, Row, timestamp};
+use crate::server::report::{Problem, answer};
+use crate::server::session::{self, Lock, Request};
 use crate::server::snapshot;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 
-#[pg_extern(sql = false)]
-fn named_lock(
-    name: Option<Utf8<'_>>,
-    timeout: Option<IntervalArgument>,
-    mode: Option<ModeArgument>,
-    hold_limit: Option<IntervalArgument>,
-    cluster_wide: Option<bool>,
-) -> bool {
-    answer((|| session::acquire(&lock(name, cluster_wide)?, request(Scope::Session, timeout, mode, hold_limit)?))())
+/// `(name, timeout, mode, hold_limit, cluster_wide)`
+fn session_lock<'a>(args: Arguments) -> Result<(Lock<'a>, Request), Problem> {
+    let lock = named(args.text(0), args.boolean(4))?;
+    Ok((lock, request(Scope::Session, args.interval(1), args.mode(2), args.interval(3))?))
+}
+
+/// `(name, timeout, mode, cluster_wide)`
+fn transaction_lock<'a>(args: Arguments) -> Result<(Lock<'a>, Request), Problem> {
+    let lock = named(args.text(0), args.boolean(3))?;
+    Ok((lock, request(Scope::Transaction, args.interval(1), args.mode(2), None)?))
 }
 
 #[pg_extern(sql = false)]
-fn named_lock_strict(
-    name: Option<Utf8<'_>>,
-    timeout: Option<IntervalArgument>,
-    mode: Option<ModeArgument>,
-    hold_limit: Option<IntervalArgument>,
-    cluster_wide: Option<bool>,
-) {
-    answer((|| {
-        session::acquire_strict(&lock(name, cluster_wide)?, request(Scope::Session, timeout, mode, hold_limit)?)
-    })());
+fn named_lock(fcinfo: pg_sys::FunctionCallInfo) -> bool {
+    answer(session_lock(Arguments::of(fcinfo)).and_then(|(lock, request)| session::acquire(&lock, request)))
 }
 
 #[pg_extern(sql = false)]
-fn named_xact_lock(
-    name: Option<Utf8<'_>>,
-    timeout: Option<IntervalArgument>,
-    mode: Option<ModeArgument>,
-    cluster_wide: Option<bool>,
-) -> bool {
-    answer((|| session::acquire(&lock(name, cluster_wide)?, request(Scope::Transaction, timeout, mode, None)?))())
+fn named_lock_strict(fcinfo: pg_sys::FunctionCallInfo) {
+    answer(session_lock(Arguments::of(fcinfo)).and_then(|(lock, request)| session::acquire_strict(&lock, request)));
 }
 
 #[pg_extern(sql = false)]
-fn named_xact_lock_strict(
-    name: Option<Utf8<'_>>,
-    timeout: Option<IntervalArgument>,
-    mode: Option<ModeArgument>,
-    cluster_wide: Option<bool>,
-) {
-    answer(
-        (|| session::acquire_strict(&lock(name, cluster_wide)?, request(Scope::Transaction, timeout, mode, None)?))(),
-    );
+fn named_xact_lock(fcinfo: pg_sys::FunctionCallInfo) -> bool {
+    answer(transaction_lock(Arguments::of(fcinfo)).and_then(|(lock, request)| session::acquire(&lock, request)))
+}
+
+#[pg_extern(sql = false)]
+fn named_xact_lock_strict(fcinfo: pg_sys::FunctionCallInfo) {
+    answer(transaction_lock(Arguments::of(fcinfo)).and_then(|(lock, request)| session::acquire_strict(&lock, request)));
 }
 
 /// The last argument, INOUT in SQL, only makes the row that the procedure returns.
 #[pg_extern(sql = false)]
-fn named_lock_wait(
-    name: Option<Utf8<'_>>,
-    timeout: Option<IntervalArgument>,
-    mode: Option<ModeArgument>,
-    hold_limit: Option<IntervalArgument>,
-    cluster_wide: Option<bool>,
-    _acquired: Option<bool>,
-    fcinfo: pg_sys::FunctionCallInfo,
-) -> Row {
-    let acquired = answer((|| {
-        let lock = lock(name, cluster_wide)?;
-        let request = request(Scope::Session, timeout, mode, hold_limit)?;
-        snapshot::without_snapshot(fcinfo, &lock.describe(), || session::acquire(&lock, request))
-    })());
+fn named_lock_wait(fcinfo: pg_sys::FunctionCallInfo) -> Row {
+    let acquired = answer(session_lock(Arguments::of(fcinfo)).and_then(|(lock, request)| {
+        snapshot::without_snapshot(fcinfo, &lock, |lock| session::acquire(lock, request))
+    }));
     Row::new(fcinfo, [acquired.into()])
 }
 
+/// `(name, mode, all_holds, cluster_wide)`
 #[pg_extern(sql = false)]
-fn named_unlock(
-    name: Option<Utf8<'_>>,
-    mode: Option<ModeArgument>,
-    all_holds: Option<bool>,
-    cluster_wide: Option<bool>,
-) -> i32 {
-    let remaining = answer((|| {
-        let lock = lock(name, cluster_wide)?;
-        session::release(&lock, mode.map(|mode| mode.0), required("all_holds", all_holds)?)
-    })());
-    remaining as i32
+fn named_unlock(fcinfo: pg_sys::FunctionCallInfo) -> i32 {
+    let args = Arguments::of(fcinfo);
+    let remaining = named(args.text(0), args.boolean(3)).and_then(|lock| {
+        let all_holds = required("all_holds", args.boolean(2))?;
+        session::release(&lock, args.mode(1), all_holds)
+    });
+    count(answer(remaining))
 }
 
 #[pg_extern(sql = false)]
 fn named_unlock_all() -> i32 {
-    answer(session::release_all()) as i32
+    count(answer(session::release_all()))
 }
 
+/// `(name, mode, cluster_wide)`
 #[pg_extern(sql = false)]
-fn named_lock_held(name: Option<Utf8<'_>>, mode: Option<ModeArgument>, cluster_wide: Option<bool>) -> i32 {
-    answer((|| Ok(session::holds(&lock(name, cluster_wide)?, mode.map(|mode| mode.0))))()) as i32
+fn named_lock_held(fcinfo: pg_sys::FunctionCallInfo) -> i32 {
+    let args = Arguments::of(fcinfo);
+    count(answer(named(args.text(0), args.boolean(2)).and_then(|lock| session::holds(&lock, args.mode(1)))))
 }
 
+/// `(name, mode, timeout, cluster_wide)`
 #[pg_extern(sql = false)]
-fn named_lock_convert(
-    name: Option<Utf8<'_>>,
-    mode: Option<ModeArgument>,
-    timeout: Option<IntervalArgument>,
-    cluster_wide: Option<bool>,
-) -> bool {
-    answer((|| session::convert(&lock(name, cluster_wide)?, required("mode", mode)?.0, wait(timeout)?))())
+fn named_lock_convert(fcinfo: pg_sys::FunctionCallInfo) -> bool {
+    let args = Arguments::of(fcinfo);
+    answer(named(args.text(0), args.boolean(3)).and_then(|lock| {
+        let mode = required("mode", args.mode(1))?;
+        session::convert(&lock, mode, Wait::from_timeout(args.interval(2))?)
+    }))
 }
 
+/// `(name, hold_limit, cluster_wide)`
 #[pg_extern(sql = false)]
-fn named_lock_extend(
-    name: Option<Utf8<'_>>,
-    hold_limit: Option<IntervalArgument>,
-    cluster_wide: Option<bool>,
-) -> Option<TimestampWithTimeZone> {
-    let expires_at = answer((|| {
-        let limit = hold_limit_micros(hold_limit.map(|limit| limit.0))?;
-        session::extend(&lock(name, cluster_wide)?, limit)
-    })());
-    expires_at.map(timestamp)
+fn named_lock_extend(fcinfo: pg_sys::FunctionCallInfo) -> Option<TimestampWithTimeZone> {
+    let args = Arguments::of(fcinfo);
+    let expires_at = named(args.text(0), args.boolean(2))
+        .and_then(|lock| session::extend(&lock, hold_limit_micros(args.interval(1))?));
+    answer(expires_at).map(timestamp)
 }
 
+/// `(name, cluster_wide)`
 #[pg_extern(sql = false)]
-fn named_lock_key(name: Option<Utf8<'_>>, cluster_wide: Option<bool>, fcinfo: pg_sys::FunctionCallInfo) -> Row {
-    let tag = answer((|| Ok(lock(name, cluster_wide)?.tag()))());
+fn named_lock_key(fcinfo: pg_sys::FunctionCallInfo) -> Row {
+    let args = Arguments::of(fcinfo);
+    let tag = answer(named(args.text(0), args.boolean(1))).tag();
     Row::new(fcinfo, [tag.database.into(), tag.high.into(), tag.low.into(), (tag.class as i16).into()])
+}
+
+/// A count of holds as SQL's integer.
+fn count(holds: u64) -> i32 {
+    i32::try_from(holds).unwrap_or(i32::MAX)
 }

@@ -5,96 +5,90 @@ use super::ffi;
 use super::process_local::ProcessLocal;
 use crate::rules::interval::Interval;
 use crate::rules::mode::Mode;
-use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
+use pgrx::callconv::{BoxRet, FcInfo};
 use pgrx::datum::{Datum, FromDatum, IntoDatum, TimestampWithTimeZone};
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::CStr;
 
-/// A `text` argument: its bytes in UTF-8 (see [`encoding::to_utf8`]).
-#[derive(Clone, Copy, Debug)]
-pub struct Utf8<'a>(pub &'a [u8]);
+/// The arguments of a call, by their number from 0, as the signatures in `sql/` have them.
+///
+/// The bindings can unpack arguments too, at a price that is felt beside an uncontended lock.
+#[derive(Clone, Copy)]
+pub struct Arguments(pg_sys::FunctionCallInfo);
 
-// SAFETY: maps to a type that SQL has.
-pgrx::pgrx_sql_entity_graph::impl_sql_translatable!(Utf8<'_>, arg_only = "text");
+impl Arguments {
+    /// Of the call that a SQL function was made by.
+    pub fn of(fcinfo: pg_sys::FunctionCallInfo) -> Self {
+        Self(fcinfo)
+    }
 
-impl FromDatum for Utf8<'_> {
-    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
-        if is_null {
-            return None;
-        }
-        // SAFETY: the datum is a text, which lives as long as the call.
-        unsafe {
+    /// A `text`, as UTF-8 (see [`encoding::to_utf8`]); None for NULL.
+    pub fn text<'a>(self, number: usize) -> Option<&'a [u8]> {
+        // SAFETY: a text, which lives as long as the call.
+        self.datum(number).map(|datum| unsafe {
             let text = ffi::pg_detoast_datum_packed(datum.cast_mut_ptr());
-            let bytes = std::slice::from_raw_parts(
+            encoding::to_utf8(std::slice::from_raw_parts(
                 pgrx::varlena::vardata_any(text).cast::<u8>(),
                 pgrx::varlena::varsize_any_exhdr(text),
-            );
-            Some(Self(encoding::to_utf8(bytes)))
+            ))
+        })
+    }
+
+    /// An `interval`; None for NULL.
+    pub fn interval(self, number: usize) -> Option<Interval> {
+        // SAFETY: points to an interval.
+        self.datum(number).map(|datum| unsafe {
+            let interval = *datum.cast_mut_ptr::<pg_sys::Interval>();
+            Interval { months: interval.month, days: interval.day, micros: interval.time }
+        })
+    }
+
+    /// A `named_lock_mode`; None for NULL.
+    pub fn mode(self, number: usize) -> Option<Mode> {
+        self.datum(number).map(|datum| mode_of_label(pg_sys::Oid::from(datum.value() as u32)))
+    }
+
+    /// A `boolean`; None for NULL.
+    pub fn boolean(self, number: usize) -> Option<bool> {
+        self.datum(number).map(|datum| datum.value() != 0)
+    }
+
+    /// An `integer`; None for NULL.
+    pub fn integer(self, number: usize) -> Option<i32> {
+        self.datum(number).map(|datum| datum.value() as i32)
+    }
+
+    /// A `bigint`; None for NULL.
+    pub fn bigint(self, number: usize) -> Option<i64> {
+        self.datum(number).map(|datum| datum.value() as i64)
+    }
+
+    fn datum(self, number: usize) -> Option<pg_sys::Datum> {
+        // SAFETY: the server's call information has room for as many arguments as it says.
+        unsafe {
+            assert!(number < (*self.0).nargs as usize, "declared with fewer arguments");
+            let argument = &*(&raw const (*self.0).args).cast::<pg_sys::NullableDatum>().add(number);
+            (!argument.isnull).then_some(argument.value)
         }
     }
 }
-
-/// An `interval` argument.
-#[derive(Clone, Copy, Debug)]
-pub struct IntervalArgument(pub Interval);
-
-// SAFETY: maps to a type that SQL has.
-pgrx::pgrx_sql_entity_graph::impl_sql_translatable!(IntervalArgument, arg_only = "interval");
-
-impl FromDatum for IntervalArgument {
-    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
-        // SAFETY: the datum points to an interval.
-        (!is_null).then(|| unsafe {
-            let interval = *datum.cast_mut_ptr::<pg_sys::Interval>();
-            Self(Interval { months: interval.month, days: interval.day, micros: interval.time })
-        })
-    }
-}
-
-/// A `named_lock_mode` argument.
-#[derive(Clone, Copy, Debug)]
-pub struct ModeArgument(pub Mode);
-
-// SAFETY: maps to a type that our SQL makes.
-pgrx::pgrx_sql_entity_graph::impl_sql_translatable!(ModeArgument, arg_only = "named_lock_mode");
 
 /// The labels' OIDs met so far: a label's OID never comes to mean another mode.
 static MODES: ProcessLocal<Cell<[(pg_sys::Oid, Mode); 5]>> =
     ProcessLocal::cell([(pg_sys::Oid::INVALID, Mode::Exclusive); 5]);
 
-impl FromDatum for ModeArgument {
-    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Self> {
-        if is_null {
-            return None;
-        }
-        let oid = pg_sys::Oid::from(datum.value() as u32);
-        let mut known = MODES.get();
-        if let Some((_, mode)) = known.into_iter().find(|&(label, _)| label == oid) {
-            return Some(Self(mode));
-        }
-        let (label, _, _) = pgrx::enum_helper::lookup_enum_by_oid(oid);
-        let mode = Mode::from_label(&label).expect("the type's labels are the modes'");
-        known[mode as usize] = (oid, mode);
-        MODES.set(known);
-        Some(Self(mode))
+fn mode_of_label(oid: pg_sys::Oid) -> Mode {
+    let mut known = MODES.get();
+    if let Some((_, mode)) = known.into_iter().find(|&(label, _)| label == oid) {
+        return mode;
     }
+    let (label, _, _) = pgrx::enum_helper::lookup_enum_by_oid(oid);
+    let mode = Mode::from_label(&label).expect("the type's labels are the modes'");
+    known[mode as usize] = (oid, mode);
+    MODES.set(known);
+    mode
 }
-
-macro_rules! pass_by_from_datum {
-    ($($type:ty),*) => {$(
-        // SAFETY: reads the argument as its FromDatum does; None only for NULL, which Option catches before.
-        unsafe impl<'fcx> ArgAbi<'fcx> for $type {
-            unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
-                let index = arg.index();
-                // SAFETY: the caller's.
-                unsafe { arg.unbox_arg_using_from_datum::<Self>() }
-                    .unwrap_or_else(|| panic!("argument {index} must not be null"))
-            }
-        }
-    )*};
-}
-pass_by_from_datum!(Utf8<'fcx>, IntervalArgument, ModeArgument);
 
 /// A `text` result: bytes in the database's encoding.
 #[derive(Clone, Debug, PartialEq, Eq)]

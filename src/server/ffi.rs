@@ -49,7 +49,7 @@ unsafe extern "C-unwind" {
     // storage/lwlock.h, storage/shmem.h
     pub fn LWLockAcquire(lock: *mut pg_sys::LWLock, mode: pg_sys::LWLockMode::Type) -> bool;
     pub fn LWLockRelease(lock: *mut pg_sys::LWLock);
-    pub fn LWLockHeldByMe(lock: *mut pg_sys::LWLock) -> bool;
+    pub fn LWLockReleaseAll();
     pub fn LWLockNewTrancheId() -> c_int;
     pub fn LWLockRegisterTranche(tranche: c_int, name: *const c_char);
     pub fn LWLockInitialize(lock: *mut pg_sys::LWLock, tranche: c_int);

@@ -8,6 +8,7 @@ use crate::rules::interval::Wait;
 use crate::rules::key::Tag;
 use crate::rules::mode::Mode;
 use pgrx::pg_sys;
+use pgrx::pg_sys::errcodes::PgSqlErrorCode;
 use std::ffi::{CString, c_void};
 
 /// How a try or a wait for a lock came out.
@@ -109,7 +110,12 @@ pub fn wait(tag: Tag, mode: Mode, scope: Scope, wait: Wait, description: &str) -
     // SAFETY: leaves the lock's queue, or enters a grant that came with the error, as the end of a transaction would.
     unsafe { ffi::LockErrorCleanup() };
     let is_held = held(tag, mode);
-    let swallowed = error.is_lock_not_available();
+    let swallowed = match error.sqlstate() {
+        PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE => true,
+        // A try that would have to wait for someone who waits for this session: not free.
+        PgSqlErrorCode::ERRCODE_T_R_DEADLOCK_DETECTED => wait == Wait::Try,
+        _ => false,
+    };
     // SAFETY: a question about one of this process's timeouts.
     let statement_overran =
         swallowed && statement_timeout && unsafe { !ffi::get_timeout_active(ffi::STATEMENT_TIMEOUT) };

@@ -17,6 +17,7 @@ use crate::rules::key::Tag;
 use crate::rules::mode::Mode;
 use crate::rules::name::MAX_NAME_BYTES;
 use pgrx::pg_sys;
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -147,38 +148,31 @@ pub struct Registry {
     directory: *mut Directory,
     entry: *mut Entry,
     chunks: [*mut Slot; MAX_CHUNKS],
+    /// There was no memory for a chunk or a name: do not ask again before something is given back.
+    is_full: Cell<bool>,
 }
 
 impl Registry {
     /// Joins the registry, and makes it if this is the first session to. None, after a warning, where there is no memory
     /// for it: locking goes on without names.
     pub fn join() -> Option<Self> {
-        // SAFETY: plain globals and server calls.
-        unsafe {
-            let holdoff = pg_sys::InterruptHoldoffCount;
+        // SAFETY: server calls, and globals put back as they were.
+        let joined = unsafe {
             let memory_context = pg_sys::CurrentMemoryContext;
-            let result = try_block(|| {
+            let joined = shared_memory_call(|| {
                 pg_sys::CurrentMemoryContext = pg_sys::TopMemoryContext;
-                let joined = join_under_lock();
-                pg_sys::CurrentMemoryContext = memory_context;
-                joined
+                join_under_lock()
             });
-            let error = match result {
-                Ok(joined) => return Some(joined),
-                Err(error) => error,
-            };
-            let lock = ffi::addin_shmem_init_lock();
-            if ffi::LWLockHeldByMe(lock) {
-                pg_sys::InterruptHoldoffCount = holdoff + 1; // which the release counts down
-                ffi::LWLockRelease(lock);
-            }
-            pg_sys::InterruptHoldoffCount = holdoff;
-            error.put_away();
+            pg_sys::CurrentMemoryContext = memory_context;
+            joined
+        };
+        if joined.is_some() {
+            return joined;
         }
         report::warn(
             "53200",
             "no shared memory for the names of locks: locks work, but views do not show their names",
-            Some("Restart the server, or load named_locks by shared_preload_libraries."),
+            Some("Make room where the server keeps its dynamic shared memory, such as /dev/shm, and connect again."),
         );
         None
     }
@@ -257,6 +251,7 @@ impl Registry {
 
     /// Gives back the memory that held the slots of many locks. For when nothing is held.
     pub fn trim(&mut self) {
+        self.is_full.set(false);
         if self.chunks[1..].iter().all(|chunk| chunk.is_null()) {
             return;
         }
@@ -285,7 +280,7 @@ impl Registry {
             let entry = unsafe { &*entries(self.directory).add(number) };
             if entry.pid.load(Ordering::Relaxed) != 0 {
                 with_lock(&raw const entry.lock, pg_sys::LWLockMode::LW_SHARED, || {
-                    self.read_entry(entry, only, &mut published);
+                    self.read_entry(entry, only, &mut published)
                 });
             }
         }
@@ -308,24 +303,27 @@ impl Registry {
             if counts.iter().all(|&count| count == 0) {
                 continue;
             }
-            let since = self.transaction_since(hold.tag());
+            let Some((pointer, node)) = self.allocate::<PreparedName>() else { return };
+            // SAFETY: memory of our own until it is linked into the list, which is done under its lock.
+            unsafe {
+                (*node).virtual_transaction = by;
+                (*node).tag = hold.tag();
+                (*node).counts = counts;
+                (*node).since = self.transaction_since(hold.tag());
+                (*node).name_length = hold.name().len() as u16;
+                (&mut (*node).name)[..hold.name().len()].copy_from_slice(hold.name());
+            }
             with_lock(lock, pg_sys::LWLockMode::LW_EXCLUSIVE, || {
-                // SAFETY: the list, under its lock.
+                // SAFETY: as above.
                 unsafe {
                     if (*directory).prepared_count >= (*directory).prepared_limit {
-                        self.drop_finished_prepared(&is_held);
+                        self.drop_finished_prepared(&is_held)?;
                     }
-                    let Some((pointer, node)) = self.allocate::<PreparedName>() else { return };
                     (*node).next = (*directory).prepared;
-                    (*node).virtual_transaction = by;
-                    (*node).tag = hold.tag();
-                    (*node).counts = counts;
-                    (*node).since = since;
-                    (*node).name_length = hold.name().len() as u16;
-                    (&mut (*node).name)[..hold.name().len()].copy_from_slice(hold.name());
                     (*directory).prepared = pointer;
                     (*directory).prepared_count += 1;
                 }
+                Some(())
             });
         }
     }
@@ -334,13 +332,13 @@ impl Registry {
     ///
     /// # Safety
     /// Under the exclusive lock of the list.
-    unsafe fn drop_finished_prepared(&self, is_held: &impl Fn((i32, u32), Tag) -> bool) {
+    unsafe fn drop_finished_prepared(&self, is_held: &impl Fn((i32, u32), Tag) -> bool) -> Option<()> {
         // SAFETY: the caller's: the list does not change under us; pointers in it lead to nodes.
         unsafe {
             let directory = self.directory;
             let mut link = &raw mut (*directory).prepared;
             while *link != NO_POINTER {
-                let Some(node) = self.address::<PreparedName>(*link) else { break };
+                let node = self.address::<PreparedName>(*link)?;
                 if is_held((*node).virtual_transaction, (*node).tag) {
                     link = &raw mut (*node).next;
                 } else {
@@ -352,6 +350,7 @@ impl Registry {
             }
             (*directory).prepared_limit = 2 * (*directory).prepared_count + MIN_PREPARED_LIMIT;
         }
+        Some(())
     }
 
     fn transaction_since(&self, tag: Tag) -> i64 {
@@ -368,19 +367,24 @@ impl Registry {
             .map_or(0, |body| body.since[Scope::Transaction as usize])
     }
 
-    fn read_entry(&self, entry: &Entry, only: Option<Tag>, published: &mut Vec<Published>) {
+    /// None, with the lock gone, where memory cannot be mapped: what was read until then stands.
+    fn read_entry(&self, entry: &Entry, only: Option<Tag>, published: &mut Vec<Published>) -> Option<()> {
         let pid = entry.pid.load(Ordering::Relaxed);
         let deadline = entry.deadline.load(Ordering::Relaxed);
         for (number, chunk) in entry.chunks.iter().enumerate() {
-            let Some(chunk) = self.address::<Slot>(chunk.load(Ordering::Relaxed)) else { continue };
+            let pointer = chunk.load(Ordering::Relaxed);
+            if pointer == NO_POINTER {
+                continue;
+            }
+            let chunk = self.address::<Slot>(pointer)?;
             for offset in 0..FIRST_CHUNK << number {
                 // SAFETY: a chunk has so many slots, and stays under the entry's lock.
                 let Some(body) = read(unsafe { chunk.add(offset) }, only) else { continue };
                 let length = usize::from(body.name_length);
-                let name = match self.address::<u8>(body.long_name) {
+                let name = match body.long_name {
+                    NO_POINTER => body.name[..length.min(INLINE_NAME)].to_vec(),
                     // SAFETY: a long name's memory is as long as the name and stays under the entry's lock.
-                    Some(long_name) => unsafe { std::slice::from_raw_parts(long_name, length) }.to_vec(),
-                    None => body.name[..length.min(INLINE_NAME)].to_vec(),
+                    long_name => unsafe { std::slice::from_raw_parts(self.address(long_name)?, length) }.to_vec(),
                 };
                 let waits_as = match body.waits_as {
                     0 => None,
@@ -399,14 +403,15 @@ impl Registry {
                 });
             }
         }
+        Some(())
     }
 
-    fn read_prepared(&self, only: Option<Tag>, published: &mut Vec<Published>) {
+    fn read_prepared(&self, only: Option<Tag>, published: &mut Vec<Published>) -> Option<()> {
         // SAFETY: the list, under its lock.
         let mut next = unsafe { (*self.directory).prepared };
-        while let Some(node) = self.address::<PreparedName>(next) {
+        while next != NO_POINTER {
             // SAFETY: a node of the list, under its lock.
-            let node = unsafe { &*node };
+            let node = unsafe { &*self.address::<PreparedName>(next)? };
             next = node.next;
             if only.is_none_or(|tag| tag == node.tag) {
                 published.push(Published {
@@ -421,6 +426,7 @@ impl Registry {
                 });
             }
         }
+        Some(())
     }
 
     /// This process's slot at a place; makes room for it if there is none. None without memory.
@@ -457,48 +463,34 @@ impl Registry {
         self.allocate_bytes(size_of::<T>()).map(|(pointer, memory)| (pointer, memory.cast()))
     }
 
-    /// Zeroed memory in the shared area; None where there is none.
+    /// Zeroed memory in the shared area; None where there is none. Not to be asked for under a lock of ours.
     fn allocate_bytes(&self, size: usize) -> Option<(pg_sys::dsa_pointer, *mut u8)> {
-        let flags = (pg_sys::DSA_ALLOC_NO_OOM | pg_sys::DSA_ALLOC_ZERO | pg_sys::DSA_ALLOC_HUGE) as i32;
-        // SAFETY: a server call with plain arguments.
-        let pointer = unsafe { self.guarded(|area| ffi::dsa_allocate_extended(area, size, flags)) }?;
-        let memory = self.address(pointer)?;
-        Some((pointer, memory))
-    }
-
-    /// Where a pointer into the shared area leads; None for none, or where its segment cannot be mapped.
-    fn address<T>(&self, pointer: pg_sys::dsa_pointer) -> Option<*mut T> {
-        if pointer == NO_POINTER {
+        if self.is_full.get() {
             return None;
         }
-        // SAFETY: a pointer that an allocation in this area gave.
-        unsafe { self.guarded(|area| ffi::dsa_get_address(area, pointer)) }.map(|address| address.cast())
+        let area = self.area;
+        let flags = (pg_sys::DSA_ALLOC_NO_OOM | pg_sys::DSA_ALLOC_ZERO | pg_sys::DSA_ALLOC_HUGE) as i32;
+        // SAFETY: a server call with plain arguments.
+        let pointer = unsafe { shared_memory_call(|| ffi::dsa_allocate_extended(area, size, flags)) };
+        let memory = pointer.filter(|&pointer| pointer != NO_POINTER).and_then(|pointer| self.address(pointer));
+        self.is_full.set(memory.is_none());
+        Some((pointer?, memory?))
     }
 
-    /// A call of the shared area that may raise an error: put away, and None.
-    ///
-    /// # Safety
-    /// As for [`try_block`].
-    unsafe fn guarded<R>(&self, call: impl FnOnce(*mut pg_sys::dsa_area) -> R) -> Option<R> {
+    /// Where a pointer into the shared area leads; None where its segment cannot be mapped.
+    fn address<T>(&self, pointer: pg_sys::dsa_pointer) -> Option<*mut T> {
         let area = self.area;
-        // SAFETY: the caller's; the holdoff count is a plain global, which an error sets to zero.
-        unsafe {
-            let holdoff = pg_sys::InterruptHoldoffCount;
-            match try_block(|| call(area)) {
-                Ok(result) => Some(result),
-                Err(error) => {
-                    pg_sys::InterruptHoldoffCount = holdoff;
-                    error.put_away();
-                    None
-                }
-            }
-        }
+        // SAFETY: a pointer that an allocation in this area gave.
+        unsafe { shared_memory_call(|| ffi::dsa_get_address(area, pointer)) }.map(|address| address.cast())
     }
 
     fn with_entry_locked(&self, change: impl FnOnce(*mut pg_sys::dsa_area)) {
         // SAFETY: this process's entry.
         let lock = unsafe { &raw const (*self.entry).lock };
-        with_lock(lock, pg_sys::LWLockMode::LW_EXCLUSIVE, || change(self.area));
+        with_lock(lock, pg_sys::LWLockMode::LW_EXCLUSIVE, || {
+            change(self.area);
+            Some(())
+        });
     }
 }
 
@@ -554,20 +546,18 @@ unsafe fn join_under_lock() -> Registry {
         let mut found = false;
         let control = ffi::ShmemInitStruct(CONTROL_NAME.as_ptr(), CONTROL_SIZE, &mut found).cast::<Control>();
         let is_made = found && (*control).magic == CONTROL_MAGIC;
-        if !is_made {
+        if !found {
+            std::ptr::write_bytes(control.cast::<u8>(), 0, CONTROL_SIZE);
+        }
+        if (*control).tranche == 0 {
             (*control).tranche = ffi::LWLockNewTrancheId();
         }
         ffi::LWLockRegisterTranche((*control).tranche, TRANCHE_NAME.as_ptr());
-        let area = if is_made {
-            ffi::dsa_attach((*control).area)
-        } else {
-            let area = ffi::dsa_create((*control).tranche);
-            ffi::dsa_pin(area);
-            area
-        };
+        let area = if is_made { ffi::dsa_attach((*control).area) } else { ffi::dsa_create((*control).tranche) };
         ffi::dsa_pin_mapping(area);
         if !is_made {
             (*control).directory = make_directory(area, (*control).tranche);
+            ffi::dsa_pin(area);
             (*control).area = ffi::dsa_get_handle(area);
             (*control).magic = CONTROL_MAGIC;
         }
@@ -580,7 +570,7 @@ unsafe fn join_under_lock() -> Registry {
         (*entry).deadline.store(NO_DEADLINE, Ordering::Relaxed);
         (*entry).pid.store(pg_sys::MyProcPid, Ordering::Relaxed);
         ffi::LWLockRelease(&raw mut (*entry).lock);
-        Registry { area, directory, entry, chunks: [std::ptr::null_mut(); MAX_CHUNKS] }
+        Registry { area, directory, entry, chunks: [std::ptr::null_mut(); MAX_CHUNKS], is_full: Cell::new(false) }
     }
 }
 
@@ -609,12 +599,40 @@ fn entries(directory: *mut Directory) -> *mut Entry {
     unsafe { directory.add(1).cast() }
 }
 
-fn with_lock(lock: *const pg_sys::LWLock, mode: pg_sys::LWLockMode::Type, work: impl FnOnce()) {
-    // SAFETY: a lock in shared memory; `work` raises no error.
+/// Works under a lock. `work` returns None when a call of shared memory has failed, and all locks are gone.
+fn with_lock(lock: *const pg_sys::LWLock, mode: pg_sys::LWLockMode::Type, work: impl FnOnce() -> Option<()>) {
+    // SAFETY: a lock in shared memory, released if it is still held.
     unsafe {
+        let holdoff = pg_sys::InterruptHoldoffCount;
         ffi::LWLockAcquire(lock.cast_mut(), mode);
-        work();
-        ffi::LWLockRelease(lock.cast_mut());
+        match work() {
+            Some(()) => ffi::LWLockRelease(lock.cast_mut()),
+            None => pg_sys::InterruptHoldoffCount = holdoff,
+        }
+    }
+}
+
+/// A call of the server's shared memory. Even one that is asked not to raises an error when the operating system has no
+/// memory, and leaves its locks to the end of the transaction: they are released here, the error is put away, and the
+/// result is None.
+///
+/// # Safety
+/// As for [`try_block`]; no lightweight lock of the server's is held.
+unsafe fn shared_memory_call<R>(call: impl FnOnce() -> R) -> Option<R> {
+    // SAFETY: the caller's; globals, put back as they were.
+    unsafe {
+        let (holdoff, owner) = (pg_sys::InterruptHoldoffCount, pg_sys::CurrentResourceOwner);
+        // Mappings are for the life of the process, not of a transaction.
+        pg_sys::CurrentResourceOwner = std::ptr::null_mut();
+        let result = try_block(call);
+        pg_sys::CurrentResourceOwner = owner;
+        result
+            .map_err(|error| {
+                ffi::LWLockReleaseAll();
+                pg_sys::InterruptHoldoffCount = holdoff;
+                error.put_away();
+            })
+            .ok()
     }
 }
 

@@ -95,13 +95,20 @@ static SESSION: ProcessLocal<RefCell<Session>> = ProcessLocal::ref_cell(Session:
 
 /// Works on the session's state. Must not wait for a lock, nor raise an error of the server's.
 fn with_session<R>(work: impl FnOnce(&mut Session) -> R) -> R {
-    work(&mut SESSION.borrow_mut())
+    let mut session = SESSION.borrow_mut();
+    // A warning sent meanwhile must not end in a cancel, which would never give the borrow back.
+    // SAFETY: a plain global, counted up and down again; an ERROR, which skips that, sets it to zero.
+    unsafe { pg_sys::InterruptHoldoffCount += 1 };
+    let result = work(&mut session);
+    // SAFETY: as above.
+    unsafe { pg_sys::InterruptHoldoffCount -= 1 };
+    result
 }
 
 /// The same out of one of the server's callbacks. Without effect where a call of ours is at work: it sees to the rest.
 pub(super) fn in_callback(work: impl FnOnce(&mut Session)) {
-    if let Ok(mut session) = SESSION.try_borrow_mut() {
-        work(&mut session);
+    if SESSION.try_borrow_mut().is_ok() {
+        with_session(work);
     }
 }
 
@@ -179,12 +186,16 @@ pub fn release_all() -> Result<u64, Problem> {
 }
 
 /// How many holds this session has, in that mode or (None) any, by itself and its transaction.
-pub fn holds(lock: &Lock<'_>, mode: Option<Mode>) -> u64 {
-    with_session(|session| {
+///
+/// # Errors
+/// [`Error::ParallelWorker`].
+pub fn holds(lock: &Lock<'_>, mode: Option<Mode>) -> Result<u64, Problem> {
+    check_not_parallel()?;
+    Ok(with_session(|session| {
         let Some(place) = session.find_held(lock) else { return 0 };
         let hold = session.ledger.hold(place);
         hold.count(mode, Scope::Session) + hold.count(mode, Scope::Transaction)
-    })
+    }))
 }
 
 /// Changes the mode of the session's one hold of a lock, in one step: whether it has the new mode now.

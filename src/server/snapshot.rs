@@ -2,6 +2,7 @@
 
 use super::ffi;
 use super::report::Problem;
+use super::session::Lock;
 use super::try_block::try_block;
 use crate::rules::error::Error;
 use pgrx::pg_sys;
@@ -12,11 +13,11 @@ use pgrx::pg_sys;
 /// [`Error::NotSnapshotFree`] where that cannot be; whatever `wait` fails with.
 pub fn without_snapshot<R>(
     fcinfo: pg_sys::FunctionCallInfo,
-    lock: &str,
-    wait: impl FnOnce() -> Result<R, Problem>,
+    lock: &Lock<'_>,
+    wait: impl FnOnce(&Lock<'_>) -> Result<R, Problem>,
 ) -> Result<R, Problem> {
-    give_up_snapshots(fcinfo).map_err(|why| Error::NotSnapshotFree { lock: lock.to_owned(), why })?;
-    let result = wait();
+    give_up_snapshots(fcinfo).map_err(|why| Error::NotSnapshotFree { lock: lock.describe(), why })?;
+    let result = wait(lock);
     if !matches!(result, Err(Problem::Server(_))) {
         // What follows in the statement, and an error's DETAIL, need one again.
         // SAFETY: a portal is active: the one that runs the CALL.

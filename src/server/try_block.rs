@@ -6,6 +6,7 @@
 use super::ffi;
 use cee_scape::call_with_sigsetjmp;
 use pgrx::pg_sys;
+use pgrx::pg_sys::errcodes::PgSqlErrorCode;
 use std::mem::MaybeUninit;
 
 /// An ERROR that the server raised and [`try_block`] caught.
@@ -13,10 +14,10 @@ use std::mem::MaybeUninit;
 pub struct ServerError(*mut pg_sys::ErrorData);
 
 impl ServerError {
-    /// Whether its SQLSTATE is 55P03, lock_not_available.
-    pub fn is_lock_not_available(&self) -> bool {
+    /// Its SQLSTATE.
+    pub fn sqlstate(&self) -> PgSqlErrorCode {
         // SAFETY: the error data that try_block has copied.
-        unsafe { (*self.0).sqlerrcode == pg_sys::errcodes::PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE as i32 }
+        unsafe { (*self.0).sqlerrcode }.into()
     }
 
     /// Frees it: the call goes on as if nothing had been raised.
