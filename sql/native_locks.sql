@@ -1,4 +1,6 @@
 -- A timeout on the native advisory locks that other software already uses. pg_advisory_unlock() gives them back.
+--
+-- Give the timeout by name: SQL takes advisory_lock(42, '0') for the pair of integers 42 and 0.
 
 CREATE FUNCTION advisory_lock(
     key bigint,
@@ -10,7 +12,7 @@ RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock_wrapper';
 COMMENT ON FUNCTION advisory_lock(bigint, interval, @extschema@.named_lock_mode, interval) IS
-    'pg_advisory_lock() on a bigint key with a timeout; modes exclusive and share; true when held';
+    'pg_advisory_lock() on a bigint key with a timeout, to be given as timeout => ...; modes exclusive and share; true when held';
 
 CREATE FUNCTION advisory_lock_strict(
     key bigint,
@@ -33,7 +35,7 @@ RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock_wrapper';
 COMMENT ON FUNCTION advisory_xact_lock(bigint, interval, @extschema@.named_lock_mode) IS
-    'pg_advisory_xact_lock() on a bigint key with a timeout; modes exclusive and share; true when held';
+    'pg_advisory_xact_lock() on a bigint key with a timeout, to be given as timeout => ...; modes exclusive and share; true when held';
 
 CREATE FUNCTION advisory_xact_lock_strict(
     key bigint,
@@ -46,55 +48,6 @@ LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock_strict_wrapper';
 COMMENT ON FUNCTION advisory_xact_lock_strict(bigint, interval, @extschema@.named_lock_mode) IS
     'advisory_xact_lock() on a bigint key that raises 55P03 where the other returns false';
 
--- The same for integers. Without these, advisory_lock(42, '1 s') would be taken for the form of two integers, and
--- advisory_lock(42, '0') would lock another key than the one asked for. Now the server asks for timeout => '1 s'.
-
-CREATE FUNCTION advisory_lock(
-    key integer,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
-    hold_limit interval DEFAULT NULL
-)
-RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock_int_wrapper';
-COMMENT ON FUNCTION advisory_lock(integer, interval, @extschema@.named_lock_mode, interval) IS
-    'pg_advisory_lock() on an integer key with a timeout; modes exclusive and share; true when held';
-
-CREATE FUNCTION advisory_lock_strict(
-    key integer,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
-    hold_limit interval DEFAULT NULL
-)
-RETURNS void
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock_int_strict_wrapper';
-COMMENT ON FUNCTION advisory_lock_strict(integer, interval, @extschema@.named_lock_mode, interval) IS
-    'advisory_lock() on an integer key that raises 55P03 where the other returns false';
-
-CREATE FUNCTION advisory_xact_lock(
-    key integer,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock_int_wrapper';
-COMMENT ON FUNCTION advisory_xact_lock(integer, interval, @extschema@.named_lock_mode) IS
-    'pg_advisory_xact_lock() on an integer key with a timeout; modes exclusive and share; true when held';
-
-CREATE FUNCTION advisory_xact_lock_strict(
-    key integer,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS void
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock_int_strict_wrapper';
-COMMENT ON FUNCTION advisory_xact_lock_strict(integer, interval, @extschema@.named_lock_mode) IS
-    'advisory_xact_lock() on an integer key that raises 55P03 where the other returns false';
-
 CREATE FUNCTION advisory_lock(
     key1 integer,
     key2 integer,
@@ -106,7 +59,7 @@ RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock2_wrapper';
 COMMENT ON FUNCTION advisory_lock(integer, integer, interval, @extschema@.named_lock_mode, interval) IS
-    'pg_advisory_lock() on a pair of integer keys with a timeout; modes exclusive and share; true when held';
+    'pg_advisory_lock() on a pair of integer keys with a timeout, to be given as timeout => ...; modes exclusive and share; true when held';
 
 CREATE FUNCTION advisory_lock_strict(
     key1 integer,
@@ -131,7 +84,7 @@ RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock2_wrapper';
 COMMENT ON FUNCTION advisory_xact_lock(integer, integer, interval, @extschema@.named_lock_mode) IS
-    'pg_advisory_xact_lock() on a pair of integer keys with a timeout; modes exclusive and share; true when held';
+    'pg_advisory_xact_lock() on a pair of integer keys with a timeout, to be given as timeout => ...; modes exclusive and share; true when held';
 
 CREATE FUNCTION advisory_xact_lock_strict(
     key1 integer,

@@ -12,8 +12,6 @@ use pgrx::prelude::*;
 enum Key {
     /// `key bigint`
     Bigint,
-    /// `key integer`, which means the same lock
-    Integer,
     /// `key1 integer, key2 integer`
     Pair,
 }
@@ -22,7 +20,6 @@ enum Key {
 fn lock(args: Arguments, key: Key, scope: Scope) -> Result<(Lock<'static>, Request), Problem> {
     let (lock, keys) = match key {
         Key::Bigint => (Lock::bigint(required("key", args.bigint(0))?), 1),
-        Key::Integer => (Lock::bigint(required("key", args.integer(0))?.into()), 1),
         Key::Pair => (Lock::pair(required("key1", args.integer(0))?, required("key2", args.integer(1))?), 2),
     };
     let hold_limit = match scope {
@@ -58,26 +55,6 @@ fn advisory_xact_lock(fcinfo: pg_sys::FunctionCallInfo) -> bool {
 #[pg_extern(sql = false)]
 fn advisory_xact_lock_strict(fcinfo: pg_sys::FunctionCallInfo) {
     acquire_strict(fcinfo, Key::Bigint, Scope::Transaction);
-}
-
-#[pg_extern(sql = false)]
-fn advisory_lock_int(fcinfo: pg_sys::FunctionCallInfo) -> bool {
-    acquire(fcinfo, Key::Integer, Scope::Session)
-}
-
-#[pg_extern(sql = false)]
-fn advisory_lock_int_strict(fcinfo: pg_sys::FunctionCallInfo) {
-    acquire_strict(fcinfo, Key::Integer, Scope::Session);
-}
-
-#[pg_extern(sql = false)]
-fn advisory_xact_lock_int(fcinfo: pg_sys::FunctionCallInfo) -> bool {
-    acquire(fcinfo, Key::Integer, Scope::Transaction)
-}
-
-#[pg_extern(sql = false)]
-fn advisory_xact_lock_int_strict(fcinfo: pg_sys::FunctionCallInfo) {
-    acquire_strict(fcinfo, Key::Integer, Scope::Transaction);
 }
 
 #[pg_extern(sql = false)]
