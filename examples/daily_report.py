@@ -48,7 +48,6 @@ def write_report(conn: psycopg.Connection, day: date) -> None:
 # No unique constraint: nothing but the lock keeps a second report out.
 TABLES = """
     CREATE TABLE sale (day date, amount numeric);
-    INSERT INTO sale SELECT current_date, n % 90 FROM generate_series(1, 1000) AS n;
     CREATE TABLE daily_report (day date, sales bigint, total numeric, written_by text);
 """
 
@@ -57,10 +56,12 @@ def demo(server: Server) -> Checks:
     """Four workers without patience and four with some, all at once."""
     checks = Checks()
     with server.connect("demo") as conn, crew_of(server) as crew:
+        today = date.today()
         conn.execute(TABLES)
+        conn.execute("INSERT INTO sale SELECT %s, n %% 90 FROM generate_series(1, 1000) AS n", [today])
         with held_up(server, "daily_report", "SHARE"):
             for number in range(1, 9):
-                crew.add(f"worker-{number}", run_once, date.today(), "0" if number % 2 else "30 s")
+                crew.add(f"worker-{number}", run_once, today, "0" if number % 2 else "30 s")
             crew.go()
             checks.until(
                 "one worker has the lock, the others wait or have gone",

@@ -197,14 +197,17 @@ def show_locks(conn: psycopg.Connection) -> None:
 
 
 def show(conn: psycopg.Connection, title: str, query: str) -> None:
-    """Print a query's rows, aligned, under a title. Columns without a value in any row are left out."""
+    """Print a query's rows, aligned, with a title in the first column's head.
+
+    Columns without a value in any row are left out.
+    """
     cursor = conn.execute(query)
     names = [column.name for column in cursor.description or []]
+    names[0] = f"{title}.{names[0]}"
     rows = [[_cell(value) for value in row] for row in cursor]
     used = [at for at in range(len(names)) if any(row[at] for row in rows)]
-    lines = [[cells[at] for at in used] for cells in [names, *rows]] if rows else [["(no rows)"]]
+    lines = [[cells[at] for at in used] for cells in [names, *rows]] if rows else [[f"{title}: no rows"]]
     widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
-    print(f"   {title}")
     for line in lines:
         print("     " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
 

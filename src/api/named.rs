@@ -13,13 +13,13 @@ use pgrx::prelude::*;
 /// `(name, timeout, mode, hold_limit, cluster_wide)`
 fn session_lock<'a>(args: Arguments) -> Result<(Lock<'a>, Request), Problem> {
     let lock = named(args.text(0), args.boolean(4))?;
-    Ok((lock, request(Scope::Session, args.interval(1), args.mode(2), args.interval(3))?))
+    Ok((lock, request(Scope::Session, args.interval(1), args.mode(2)?, args.interval(3))?))
 }
 
 /// `(name, timeout, mode, cluster_wide)`
 fn transaction_lock<'a>(args: Arguments) -> Result<(Lock<'a>, Request), Problem> {
     let lock = named(args.text(0), args.boolean(3))?;
-    Ok((lock, request(Scope::Transaction, args.interval(1), args.mode(2), None)?))
+    Ok((lock, request(Scope::Transaction, args.interval(1), args.mode(2)?, None)?))
 }
 
 #[pg_extern(sql = false)]
@@ -45,9 +45,10 @@ fn named_xact_lock_strict(fcinfo: pg_sys::FunctionCallInfo) {
 /// The last argument, INOUT in SQL, only makes the row that the procedure returns.
 #[pg_extern(sql = false)]
 fn named_lock_wait(fcinfo: pg_sys::FunctionCallInfo) -> Row {
-    let acquired = answer(session_lock(Arguments::of(fcinfo)).and_then(|(lock, request)| {
-        snapshot::without_snapshot(fcinfo, &lock, |lock| session::acquire(lock, request))
-    }));
+    let acquired =
+        answer(session_lock(Arguments::of(fcinfo)).and_then(|(lock, request)| {
+            snapshot::without_snapshot(fcinfo, &lock, |lock| session::acquire(lock, request))
+        }));
     Row::new(fcinfo, [acquired.into()])
 }
 
@@ -57,7 +58,7 @@ fn named_unlock(fcinfo: pg_sys::FunctionCallInfo) -> i32 {
     let args = Arguments::of(fcinfo);
     let remaining = named(args.text(0), args.boolean(3)).and_then(|lock| {
         let all_holds = required("all_holds", args.boolean(2))?;
-        session::release(&lock, args.mode(1), all_holds)
+        session::release(&lock, args.mode(1)?, all_holds)
     });
     count(answer(remaining))
 }
@@ -71,7 +72,7 @@ fn named_unlock_all() -> i32 {
 #[pg_extern(sql = false)]
 fn named_lock_held(fcinfo: pg_sys::FunctionCallInfo) -> i32 {
     let args = Arguments::of(fcinfo);
-    count(answer(named(args.text(0), args.boolean(2)).and_then(|lock| session::holds(&lock, args.mode(1)))))
+    count(answer(named(args.text(0), args.boolean(2)).and_then(|lock| session::holds(&lock, args.mode(1)?))))
 }
 
 /// `(name, mode, timeout, cluster_wide)`
@@ -79,7 +80,7 @@ fn named_lock_held(fcinfo: pg_sys::FunctionCallInfo) -> i32 {
 fn named_lock_convert(fcinfo: pg_sys::FunctionCallInfo) -> bool {
     let args = Arguments::of(fcinfo);
     answer(named(args.text(0), args.boolean(3)).and_then(|lock| {
-        let mode = required("mode", args.mode(1))?;
+        let mode = required("mode", args.mode(1)?)?;
         session::convert(&lock, mode, Wait::from_timeout(args.interval(2))?)
     }))
 }

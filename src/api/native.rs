@@ -26,7 +26,7 @@ fn lock(args: Arguments, key: Key, scope: Scope) -> Result<(Lock<'static>, Reque
         Scope::Session => args.interval(keys + 2),
         Scope::Transaction => None,
     };
-    Ok((lock, native_request(scope, args.interval(keys), args.mode(keys + 1), hold_limit)?))
+    Ok((lock, native_request(scope, args.interval(keys), args.mode(keys + 1)?, hold_limit)?))
 }
 
 fn acquire(fcinfo: pg_sys::FunctionCallInfo, key: Key, scope: Scope) -> bool {

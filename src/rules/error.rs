@@ -35,6 +35,10 @@ pub enum Error {
     TooManyLocks { lock: String, limit: usize },
     #[error("could not obtain {lock}{}", waited(.wait))]
     NotObtained { lock: String, wait: Waited, holders: Vec<Holder> },
+    #[error("could not make a timer for hold_limit: {error}")]
+    NoTimer { error: String },
+    #[error("mode is unknown to this version of the library")]
+    UnknownMode,
     #[error("{lock} is not held by this session")]
     NotHeld { lock: String, mode: Option<Mode>, holders: Vec<Holder>, own: Vec<String> },
     #[error("{lock} is held by this transaction, not by the session")]
@@ -136,7 +140,10 @@ impl Error {
     pub fn sqlstate(&self) -> &'static str {
         match self {
             Error::Null { .. } => "22004",
-            Error::EmptyName | Error::Timeout | Error::HoldLimit | Error::ModeNotNative { .. } => "22023",
+            Error::NoTimer { .. } => "53000",
+            Error::EmptyName | Error::UnknownMode | Error::Timeout | Error::HoldLimit | Error::ModeNotNative { .. } => {
+                "22023"
+            }
             Error::NameTooLong { .. } => "22001",
             Error::KeyClash { .. } => "54000",
             Error::InRecovery { .. } => "25006",

@@ -53,7 +53,7 @@ pub struct Run {
     /// By whom.
     pub owner: Owner,
     /// How many.
-    pub count: u32,
+    pub count: u64,
     /// The earliest limit on them.
     pub limit: Option<Limit>,
 }
@@ -68,7 +68,7 @@ pub struct Hold {
     name: Vec<u8>,
     runs: Vec<Run>,
     statement: StatementId,
-    taken_by_statement: [u32; Mode::ALL.len()],
+    taken_by_statement: [u64; Mode::ALL.len()],
 }
 
 impl Hold {
@@ -97,7 +97,7 @@ impl Hold {
         self.runs
             .iter()
             .filter(|run| run.owner.scope() == scope && mode.is_none_or(|mode| mode == run.mode))
-            .map(|run| u64::from(run.count))
+            .map(|run| run.count)
             .sum()
     }
 
@@ -120,13 +120,13 @@ impl Hold {
     }
 
     /// The session holds that a statement has taken and not given back.
-    pub fn taken_by(&self, statement: StatementId) -> impl Iterator<Item = (Mode, u32)> {
+    pub fn taken_by(&self, statement: StatementId) -> impl Iterator<Item = (Mode, u64)> {
         let counts = if self.statement == statement { self.taken_by_statement } else { Default::default() };
         Mode::ALL.into_iter().map(move |mode| (mode, counts[mode as usize])).filter(|&(_, count)| count > 0)
     }
 
-    fn add(&mut self, mode: Mode, owner: Owner, limit: Option<Limit>, statement: StatementId) {
-        if owner == Owner::Session {
+    fn add(&mut self, mode: Mode, owner: Owner, limit: Option<Limit>, statement: Option<StatementId>) {
+        if let (Owner::Session, Some(statement)) = (owner, statement) {
             if self.statement != statement {
                 self.statement = statement;
                 self.taken_by_statement = Default::default();
@@ -226,8 +226,15 @@ impl Ledger {
         place
     }
 
-    /// Enters one hold.
-    pub fn add(&mut self, place: Place, mode: Mode, owner: Owner, limit: Option<Limit>, statement: StatementId) {
+    /// Enters one hold, taken by that statement.
+    pub fn add(
+        &mut self,
+        place: Place,
+        mode: Mode,
+        owner: Owner,
+        limit: Option<Limit>,
+        statement: Option<StatementId>,
+    ) {
         self.has_limits |= limit.is_some();
         let hold = &mut self.holds[place as usize];
         if let Owner::Transaction(subtransaction) = owner {
@@ -240,7 +247,16 @@ impl Ledger {
 
     /// Strikes out the last hold in that mode by that owner; whether there was one.
     pub fn remove(&mut self, place: Place, mode: Mode, owner: Owner) -> bool {
-        self.holds[place as usize].remove_last(mode, owner)
+        let hold = &mut self.holds[place as usize];
+        let removed = hold.remove_last(mode, owner);
+        if let Owner::Transaction(subtransaction) = owner {
+            if removed && !hold.runs.iter().any(|run| run.owner == owner) {
+                // Nearly always the last one: a lock asked for and not granted.
+                let position = self.transactional.iter().rposition(|&taken| taken == (subtransaction, place));
+                position.map(|position| self.transactional.remove(position));
+            }
+        }
+        removed
     }
 
     /// Strikes out holds in that mode with that scope, all of them.
@@ -361,7 +377,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const NOW: StatementId = (1, 0);
+    const NOW: Option<StatementId> = Some((1, 0));
 
     fn tag(key: i64) -> Tag {
         Tag::of_bigint(key, 5)
@@ -405,8 +421,8 @@ mod tests {
     fn a_statement_knows_what_it_took() {
         let mut ledger = Ledger::default();
         let place = take(&mut ledger, 1, Mode::Share, Owner::Session);
-        ledger.add(place, Mode::Share, Owner::Session, None, (2, 0));
-        ledger.add(place, Mode::Share, Owner::Session, None, (2, 0));
+        ledger.add(place, Mode::Share, Owner::Session, None, Some((2, 0)));
+        ledger.add(place, Mode::Share, Owner::Session, None, Some((2, 0)));
         ledger.remove(place, Mode::Share, Owner::Session);
         assert_eq!(ledger.hold(place).taken_by((2, 0)).collect::<Vec<_>>(), vec![(Mode::Share, 1)]);
         assert_eq!(ledger.hold(place).taken_by((2, 9)).count(), 0);

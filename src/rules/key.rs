@@ -141,6 +141,24 @@ mod tests {
         Tag::of_name(Name::new(name.as_bytes()).unwrap(), 5)
     }
 
+    /// Computed by xxHash's own library. A change here splits every running installation in two.
+    #[test]
+    fn golden_values() {
+        let longest = "a".repeat(1024);
+        for (name, database, high, low, class) in [
+            ("nightly", 5, 2_023_954_546, 990_674_899, 17_602),
+            ("nightly", 0, 2_023_954_546, 990_674_899, 17_602),
+            ("report:daily", 5, 1_463_495_031, 3_447_802_259, 17_796),
+            (":x", 5, 2_929_561_854, 1_171_337_141, 17_602),
+            ("\u{1F512}", 5, 2_716_548_176, 1_463_245_049, 17_602),
+            ("\u{e9}", 5, 4_153_674_240, 1_827_736_755, 17_602),
+            (longest.as_str(), 5, 1_247_636_233, 2_841_147_932, 17_602),
+        ] {
+            let name = Name::new(name.as_bytes()).unwrap();
+            assert_eq!(Tag::of_name(name, database), Tag { database, high, low, class });
+        }
+    }
+
     #[test]
     fn two_names_with_one_key_exist() {
         assert_eq!(tag("order-36325"), tag("M0plytOy"));

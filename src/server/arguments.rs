@@ -3,6 +3,7 @@
 use super::encoding;
 use super::ffi;
 use super::process_local::ProcessLocal;
+use crate::rules::error::Error;
 use crate::rules::interval::Interval;
 use crate::rules::mode::Mode;
 use pgrx::callconv::{BoxRet, FcInfo};
@@ -45,8 +46,11 @@ impl Arguments {
     }
 
     /// A `named_lock_mode`; None for NULL.
-    pub fn mode(self, number: usize) -> Option<Mode> {
-        self.datum(number).map(|datum| mode_of_label(pg_sys::Oid::from(datum.value() as u32)))
+    ///
+    /// # Errors
+    /// [`Error::UnknownMode`] where someone has added labels to the type.
+    pub fn mode(self, number: usize) -> Result<Option<Mode>, Error> {
+        self.datum(number).map(|datum| mode_of_label(pg_sys::Oid::from(datum.value() as u32))).transpose()
     }
 
     /// A `boolean`; None for NULL.
@@ -78,16 +82,16 @@ impl Arguments {
 static MODES: ProcessLocal<Cell<[(pg_sys::Oid, Mode); 5]>> =
     ProcessLocal::cell([(pg_sys::Oid::INVALID, Mode::Exclusive); 5]);
 
-fn mode_of_label(oid: pg_sys::Oid) -> Mode {
+fn mode_of_label(oid: pg_sys::Oid) -> Result<Mode, Error> {
     let mut known = MODES.get();
     if let Some((_, mode)) = known.into_iter().find(|&(label, _)| label == oid) {
-        return mode;
+        return Ok(mode);
     }
     let (label, _, _) = pgrx::enum_helper::lookup_enum_by_oid(oid);
-    let mode = Mode::from_label(&label).expect("the type's labels are the modes'");
+    let mode = Mode::from_label(&label).ok_or(Error::UnknownMode)?;
     known[mode as usize] = (oid, mode);
     MODES.set(known);
-    mode
+    Ok(mode)
 }
 
 /// A `text` result: bytes in the database's encoding.

@@ -7,6 +7,7 @@
 
 use super::ffi;
 use super::process_local::ProcessLocal;
+use crate::rules::error::Error;
 use crate::rules::holds::Limit;
 use pgrx::pg_sys;
 use std::cell::Cell;
@@ -19,13 +20,24 @@ static PREVIOUS_LOG_HOOK: ProcessLocal<Cell<pg_sys::emit_log_hook_type>> = Proce
 /// The shortest time a timer can be set to: 0 would stop it.
 const MIN_MICROS: i64 = 1;
 
+/// Makes the timer, so that [`set`] cannot fail. For before a lock with a limit is asked for.
+///
+/// # Errors
+/// [`Error::NoTimer`].
+pub fn prepare() -> Result<(), Error> {
+    if TIMER.get().is_none() {
+        TIMER.set(Some(make().map_err(|error| Error::NoTimer { error: error.to_string() })?));
+    }
+    Ok(())
+}
+
 /// Sets the timer to a limit, or stops it.
 pub fn set(earliest: Option<Limit>) {
+    let Some(timer) = TIMER.get() else { return };
     if EARLIEST.replace(earliest) == earliest {
         return;
     }
     let micros = earliest.map_or(0, |limit| (limit.expires_at - ffi::now()).max(MIN_MICROS));
-    let Some(timer) = TIMER.get().or_else(make) else { return };
     // SAFETY: a timer of this process, and a time that is not negative.
     unsafe {
         let mut time: libc::itimerspec = std::mem::zeroed();
@@ -33,6 +45,11 @@ pub fn set(earliest: Option<Limit>) {
         time.it_value.tv_nsec = micros % 1_000_000 * 1_000;
         libc::timer_settime(timer, 0, &time, std::ptr::null_mut());
     }
+}
+
+/// Stops the timer.
+pub fn stop() {
+    set(None);
 }
 
 /// Whether the timer is set to a limit.
@@ -54,7 +71,7 @@ pub fn overran() -> bool {
 }
 
 #[cold]
-fn make() -> Option<libc::timer_t> {
+fn make() -> std::io::Result<libc::timer_t> {
     let mut timer = MaybeUninit::<libc::timer_t>::uninit();
     // SAFETY: an event that is a signal to this process; memory for the answer.
     let made = unsafe {
@@ -64,15 +81,14 @@ fn make() -> Option<libc::timer_t> {
         libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, timer.as_mut_ptr())
     };
     if made != 0 {
-        return None;
+        return Err(std::io::Error::last_os_error());
     }
     // SAFETY: the call above has succeeded; the hook calls the one before it.
     unsafe {
         PREVIOUS_LOG_HOOK.set(pg_sys::emit_log_hook);
         pg_sys::emit_log_hook = Some(on_report);
-        TIMER.set(Some(timer.assume_init()));
+        Ok(timer.assume_init())
     }
-    TIMER.get()
 }
 
 /// The end of the session wants a reason: the server's own message speaks of an administrator.

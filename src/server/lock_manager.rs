@@ -74,14 +74,8 @@ pub fn wait(tag: Tag, mode: Mode, scope: Scope, wait: Wait, description: &str) -
     let is_session = scope == Scope::Session;
     let context = WaitContext::new(description, mode);
     // SAFETY: plain globals of this single-threaded process, and a question about one of its timeouts.
-    let (lock_timeout, holdoff, cancel_holdoff, statement_timeout) = unsafe {
-        (
-            pg_sys::LockTimeout,
-            pg_sys::InterruptHoldoffCount,
-            pg_sys::QueryCancelHoldoffCount,
-            ffi::get_timeout_active(ffi::STATEMENT_TIMEOUT),
-        )
-    };
+    let (lock_timeout, statement_timeout) =
+        unsafe { (pg_sys::LockTimeout, ffi::get_timeout_active(ffi::STATEMENT_TIMEOUT)) };
     // SAFETY: server calls with plain arguments, and globals; the callback's argument outlives the block.
     let result = unsafe {
         let mut callback = pg_sys::ErrorContextCallback {
@@ -130,13 +124,10 @@ pub fn wait(tag: Tag, mode: Mode, scope: Scope, wait: Wait, description: &str) -
             Failure::Server(error)
         });
     }
-    // The transaction lives on: raising an error had set the holdoff counts to zero.
-    // SAFETY: plain globals, to what they were at the call.
-    unsafe {
-        pg_sys::InterruptHoldoffCount = holdoff;
-        pg_sys::QueryCancelHoldoffCount = cancel_holdoff;
-    }
     error.put_away();
+    // The error came first: whatever else was pending is still to be looked at.
+    // SAFETY: a plain global.
+    unsafe { pg_sys::InterruptPending = 1 };
     Ok(if is_held { Outcome::Granted } else { Outcome::NotAvailable })
 }
 

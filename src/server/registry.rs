@@ -166,8 +166,14 @@ impl Registry {
             pg_sys::CurrentMemoryContext = memory_context;
             joined
         };
-        if joined.is_some() {
-            return joined;
+        if let Some(joined) = joined {
+            // SAFETY: this process's entry. Whoever had it before has left it empty, or else is cleared away.
+            let entry = unsafe { &*joined.entry };
+            joined.with_entry_locked(|area| unsafe { entry.clear(area) });
+            entry.deadline.store(NO_DEADLINE, Ordering::Relaxed);
+            // SAFETY: a plain global.
+            entry.pid.store(unsafe { pg_sys::MyProcPid }, Ordering::Relaxed);
+            return Some(joined);
         }
         report::warn(
             "53200",
@@ -200,7 +206,8 @@ impl Registry {
             body.waits_as = waits_as.map_or(0, |scope| 1 + scope as u8);
             body.counts = [[0; MODES]; 2];
             for run in hold.runs() {
-                body.counts[run.owner.scope() as usize][run.mode as usize] += run.count;
+                let count = &mut body.counts[run.owner.scope() as usize][run.mode as usize];
+                *count = count.saturating_add(u32::try_from(run.count).unwrap_or(u32::MAX));
             }
             for (since, counts) in body.since.iter_mut().zip(&body.counts) {
                 match counts.iter().any(|&count| count > 0) {
@@ -244,8 +251,9 @@ impl Registry {
         if long_name != NO_POINTER {
             self.with_entry_locked(|area| {
                 // SAFETY: allocated by keep_long_name, and nobody can read it under the entry's lock.
-                unsafe { ffi::dsa_free(area, long_name) }
+                unsafe { free(area, long_name) }
             });
+            self.is_full.set(false);
         }
     }
 
@@ -344,7 +352,7 @@ impl Registry {
                 } else {
                     let finished = *link;
                     *link = (*node).next;
-                    ffi::dsa_free(self.area, finished);
+                    free(self.area, finished)?;
                     (*directory).prepared_count -= 1;
                 }
             }
@@ -372,7 +380,7 @@ impl Registry {
         let pid = entry.pid.load(Ordering::Relaxed);
         let deadline = entry.deadline.load(Ordering::Relaxed);
         for (number, chunk) in entry.chunks.iter().enumerate() {
-            let pointer = chunk.load(Ordering::Relaxed);
+            let pointer = chunk.load(Ordering::Acquire);
             if pointer == NO_POINTER {
                 continue;
             }
@@ -484,56 +492,63 @@ impl Registry {
         unsafe { shared_memory_call(|| ffi::dsa_get_address(area, pointer)) }.map(|address| address.cast())
     }
 
-    fn with_entry_locked(&self, change: impl FnOnce(*mut pg_sys::dsa_area)) {
+    fn with_entry_locked(&self, change: impl FnOnce(*mut pg_sys::dsa_area) -> Option<()>) {
         // SAFETY: this process's entry.
         let lock = unsafe { &raw const (*self.entry).lock };
-        with_lock(lock, pg_sys::LWLockMode::LW_EXCLUSIVE, || {
-            change(self.area);
-            Some(())
-        });
+        with_lock(lock, pg_sys::LWLockMode::LW_EXCLUSIVE, || change(self.area));
     }
 }
 
 const MIN_PREPARED_LIMIT: u32 = 64;
 
 impl Entry {
-    /// Empties it.
+    /// Empties it; None, with its lock gone, where memory could not be reached, which is lost then.
     ///
     /// # Safety
     /// Under its exclusive lock.
-    unsafe fn clear(&mut self, area: *mut pg_sys::dsa_area) {
+    unsafe fn clear(&self, area: *mut pg_sys::dsa_area) -> Option<()> {
+        self.pid.store(0, Ordering::Relaxed);
         for (number, chunk) in self.chunks.iter().enumerate() {
             let pointer = chunk.load(Ordering::Relaxed);
             if pointer == NO_POINTER {
                 continue;
             }
-            // SAFETY: the chunk that the pointer leads to has so many slots.
+            // SAFETY: the chunk that the pointer leads to has so many slots; a long name is nobody else's.
             unsafe {
-                let slots = ffi::dsa_get_address(area, pointer).cast::<Slot>();
+                let slots = shared_memory_call(|| ffi::dsa_get_address(area, pointer))?.cast::<Slot>();
                 for offset in 0..FIRST_CHUNK << number {
-                    let long_name = (*slots.add(offset)).body.long_name;
-                    if long_name != NO_POINTER {
-                        ffi::dsa_free(area, long_name);
+                    match (*slots.add(offset)).body.long_name {
+                        NO_POINTER => {}
+                        long_name => free(area, long_name)?,
                     }
                 }
             }
         }
         // SAFETY: as above.
-        unsafe { free_chunks(area, &self.chunks) };
-        self.pid.store(0, Ordering::Relaxed);
+        unsafe { free_chunks(area, &self.chunks) }
     }
 }
 
 /// # Safety
 /// Under the exclusive lock of the entry that the chunks belong to.
-unsafe fn free_chunks(area: *mut pg_sys::dsa_area, chunks: &[AtomicU64]) {
+unsafe fn free_chunks(area: *mut pg_sys::dsa_area, chunks: &[AtomicU64]) -> Option<()> {
     for chunk in chunks {
-        let pointer = chunk.swap(NO_POINTER, Ordering::Relaxed);
-        if pointer != NO_POINTER {
+        match chunk.swap(NO_POINTER, Ordering::Relaxed) {
+            NO_POINTER => {}
             // SAFETY: allocated by add_chunk; nobody else can lead there any more.
-            unsafe { ffi::dsa_free(area, pointer) };
+            pointer => unsafe { free(area, pointer) }?,
         }
     }
+    Some(())
+}
+
+/// Gives memory back to the shared area.
+///
+/// # Safety
+/// Allocated there, and not reached by anyone after this.
+unsafe fn free(area: *mut pg_sys::dsa_area, pointer: pg_sys::dsa_pointer) -> Option<()> {
+    // SAFETY: the caller's.
+    unsafe { shared_memory_call(|| ffi::dsa_free(area, pointer)) }
 }
 
 /// # Safety
@@ -565,11 +580,6 @@ unsafe fn join_under_lock() -> Registry {
         let entry = entries(directory).add(ffi::my_process_number());
         ffi::LWLockRelease(lock);
 
-        ffi::LWLockAcquire(&raw mut (*entry).lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
-        (*entry).clear(area);
-        (*entry).deadline.store(NO_DEADLINE, Ordering::Relaxed);
-        (*entry).pid.store(pg_sys::MyProcPid, Ordering::Relaxed);
-        ffi::LWLockRelease(&raw mut (*entry).lock);
         Registry { area, directory, entry, chunks: [std::ptr::null_mut(); MAX_CHUNKS], is_full: Cell::new(false) }
     }
 }

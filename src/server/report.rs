@@ -89,8 +89,11 @@ impl Parts {
 
     fn report(self, level: i32) {
         const FORMAT: *const c_char = c"%s".as_ptr();
-        // SAFETY: the calls that ereport() makes, in its order; nothing here has a destructor.
+        // SAFETY: the calls that ereport() makes, in its order; nothing here has a destructor. A notice must not end in a
+        // cancel, which would skip its callers' destructors; an ERROR sets the count to zero.
         unsafe {
+            let holdoff = pg_sys::InterruptHoldoffCount;
+            pg_sys::InterruptHoldoffCount = holdoff + 1;
             if ffi::errstart(level, std::ptr::null()) {
                 ffi::errcode(self.sqlstate);
                 ffi::errmsg(FORMAT, self.message);
@@ -102,6 +105,7 @@ impl Parts {
                 }
                 ffi::errfinish(c"named_locks".as_ptr(), 0, c"named_locks".as_ptr());
             }
+            pg_sys::InterruptHoldoffCount = holdoff;
         }
     }
 }

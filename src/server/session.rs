@@ -93,16 +93,33 @@ pub(super) struct Session {
 
 static SESSION: ProcessLocal<RefCell<Session>> = ProcessLocal::ref_cell(Session::new());
 
+/// As long as it lives, interrupts are not looked at.
+struct InterruptsHeldOff(u32);
+
+impl InterruptsHeldOff {
+    fn new() -> Self {
+        // SAFETY: a plain global.
+        unsafe {
+            let count = pg_sys::InterruptHoldoffCount;
+            pg_sys::InterruptHoldoffCount = count + 1;
+            Self(count)
+        }
+    }
+}
+
+impl Drop for InterruptsHeldOff {
+    fn drop(&mut self) {
+        // SAFETY: a plain global, to what it was.
+        unsafe { pg_sys::InterruptHoldoffCount = self.0 };
+    }
+}
+
 /// Works on the session's state. Must not wait for a lock, nor raise an error of the server's.
 fn with_session<R>(work: impl FnOnce(&mut Session) -> R) -> R {
     let mut session = SESSION.borrow_mut();
     // A warning sent meanwhile must not end in a cancel, which would never give the borrow back.
-    // SAFETY: a plain global, counted up and down again; an ERROR, which skips that, sets it to zero.
-    unsafe { pg_sys::InterruptHoldoffCount += 1 };
-    let result = work(&mut session);
-    // SAFETY: as above.
-    unsafe { pg_sys::InterruptHoldoffCount -= 1 };
-    result
+    let _held_off = InterruptsHeldOff::new();
+    work(&mut session)
 }
 
 /// The same out of one of the server's callbacks. Without effect where a call of ours is at work: it sees to the rest.
@@ -122,6 +139,9 @@ pub fn acquire(lock: &Lock<'_>, request: Request) -> Result<bool, Problem> {
         Scope::Session => Owner::Session,
         Scope::Transaction => Owner::Transaction(owning_subtransaction()),
     };
+    if request.hold_limit.is_some() {
+        hold_limit::prepare()?;
+    }
     let place = with_session(|session| session.enter(lock, request, owner))?;
     let outcome = take(lock, request, place);
     with_session(|session| match outcome {
@@ -208,9 +228,12 @@ pub fn convert(lock: &Lock<'_>, mode: Mode, wait: Wait) -> Result<bool, Problem>
         let place = session.find_held(lock)?;
         let hold = session.ledger.hold(place);
         let run = hold.runs().iter().find(|run| run.owner == Owner::Session)?;
-        Some((place, *run, hold.count(None, Scope::Session)))
+        // A conversion takes nothing: the hold is of this statement if it was before.
+        let statement =
+            Some(current_statement()).filter(|&statement| hold.taken_by(statement).any(|(mode, _)| mode == run.mode));
+        Some((place, *run, statement, hold.count(None, Scope::Session)))
     });
-    let Some((place, old, count)) = found else { return Err(not_held(lock, None).into()) };
+    let Some((place, old, statement, count)) = found else { return Err(not_held(lock, None).into()) };
     if count != 1 {
         return Err(Error::NotOneHold { lock: lock.describe(), holds: count }.into());
     }
@@ -218,7 +241,7 @@ pub fn convert(lock: &Lock<'_>, mode: Mode, wait: Wait) -> Result<bool, Problem>
         return Ok(true);
     }
     let request = Request { mode, scope: Scope::Session, wait, hold_limit: None };
-    with_session(|session| session.add(place, mode, Owner::Session, old.limit))?;
+    with_session(|session| session.add(place, mode, Owner::Session, old.limit, statement))?;
     let outcome = take(lock, request, place);
     with_session(|session| match outcome {
         Ok(Outcome::Granted) => {
@@ -241,6 +264,9 @@ pub fn convert(lock: &Lock<'_>, mode: Mode, wait: Wait) -> Result<bool, Problem>
 /// [`Error::NotHeld`], [`Error::HeldByTransaction`].
 pub fn extend(lock: &Lock<'_>, hold_limit: Option<i64>) -> Result<Option<i64>, Problem> {
     check_not_parallel()?;
+    if hold_limit.is_some() {
+        hold_limit::prepare()?;
+    }
     let limit = limit_from_now(hold_limit);
     let is_held = with_session(|session| {
         let place = session.find_held(lock)?;
@@ -309,20 +335,27 @@ impl Session {
                 if hold.name() != lock.name {
                     return Err(Error::KeyClash { lock: lock.describe(), other: Some(display(hold.name())) }.into());
                 }
-                self.add(place, request.mode, owner, None)?;
+                self.add(place, request.mode, owner, None, Some(current_statement()))?;
                 return Ok(place);
             }
         }
         self.make_room(lock)?;
         let place = self.ledger.open(lock.tag, lock.name);
-        self.ledger.add(place, request.mode, owner, None, current_statement());
+        self.ledger.add(place, request.mode, owner, None, Some(current_statement()));
         self.publish(place, true, None);
         Ok(place)
     }
 
     /// Enters one more hold at a place in use. Where that makes the lock held both ways, the sentinel is taken first.
-    fn add(&mut self, place: Place, mode: Mode, owner: Owner, limit: Option<Limit>) -> Result<(), Problem> {
-        self.ledger.add(place, mode, owner, limit, current_statement());
+    fn add(
+        &mut self,
+        place: Place,
+        mode: Mode,
+        owner: Owner,
+        limit: Option<Limit>,
+        statement: Option<StatementId>,
+    ) -> Result<(), Problem> {
+        self.ledger.add(place, mode, owner, limit, statement);
         if !self.has_sentinel && self.ledger.hold(place).is_held_both_ways() {
             if let Err(error) = lock_manager::try_acquire(my_sentinel(), Mode::Exclusive, Scope::Session) {
                 self.ledger.remove(place, mode, owner);
@@ -347,7 +380,7 @@ impl Session {
         let statement = current_statement();
         for place in self.ledger.places() {
             for (mode, count) in self.ledger.hold(place).taken_by(statement).collect::<Vec<_>>() {
-                self.release(place, mode, count.into());
+                self.release(place, mode, count);
             }
         }
         self.settle();
@@ -548,6 +581,7 @@ impl Session {
                 ));
             }
         }
+        hold_limit::stop();
         self.ledger = Ledger::default();
         if let Some(registry) = self.registry.take() {
             registry.leave();

@@ -34,7 +34,9 @@ static HAD_PLACEHOLDER: ProcessLocal<Cell<bool>> = ProcessLocal::cell(false);
 
 /// Defines the settings, when the library is loaded.
 pub fn define() {
-    HAD_PLACEHOLDER.set(NAMES.iter().any(|name| is_known(name)));
+    // SAFETY: a plain global: while it is set there is no client yet that could have given a value.
+    let before_clients = unsafe { pg_sys::process_shared_preload_libraries_in_progress };
+    HAD_PLACEHOLDER.set(!before_clients && NAMES.iter().any(|name| is_known(name)));
     GucRegistry::define_enum_guc(
         NAMES[0],
         c"Whether session locks may be taken.",
@@ -102,7 +104,7 @@ fn settle() {
         HAD_PLACEHOLDER.set(false);
         pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
         let database = pg_sys::MyDatabaseId;
-        let role = pg_sys::GetSessionUserId();
+        let role = pg_sys::GetAuthenticatedUserId();
         let relation = pg_sys::table_open(ffi::DB_ROLE_SETTING_RELATION, pg_sys::AccessShareLock as i32);
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetCatalogSnapshot(ffi::DB_ROLE_SETTING_RELATION));
         use pg_sys::GucSource::{PGC_S_DATABASE, PGC_S_DATABASE_USER, PGC_S_GLOBAL, PGC_S_USER};

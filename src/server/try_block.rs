@@ -31,13 +31,18 @@ impl ServerError {
     /// # Safety
     /// No frame between here and the server has a destructor to run.
     pub unsafe fn rethrow(self) -> ! {
-        // SAFETY: the error data that try_block has copied; the caller's for the frames.
-        unsafe { ffi::ReThrowError(self.0) }
+        // SAFETY: the error data that try_block has copied; the caller's for the frames. Raising an error sets the holdoff
+        // counts to zero, throwing it on does not.
+        unsafe {
+            pg_sys::InterruptHoldoffCount = 0;
+            pg_sys::QueryCancelHoldoffCount = 0;
+            ffi::ReThrowError(self.0)
+        }
     }
 }
 
-/// Calls `server_call` and catches an ERROR that it raises. Memory context, error context and trap are as before then;
-/// the holdoff counts are the caller's to restore, if it goes on.
+/// Calls `server_call` and catches an ERROR that it raises. Memory context, resource owner, error context, trap and
+/// holdoff counts are as before then; locks, lightweight ones too, are not released.
 ///
 /// # Safety
 /// `server_call` only calls functions of the server, without the bindings' trap, and has nothing with a destructor alive
@@ -45,8 +50,16 @@ impl ServerError {
 pub unsafe fn try_block<R>(server_call: impl FnOnce() -> R) -> Result<R, ServerError> {
     let mut result = MaybeUninit::uninit();
     // SAFETY: plain globals of this single-threaded process.
-    let (memory_context, trap, error_context) =
-        unsafe { (pg_sys::CurrentMemoryContext, pg_sys::PG_exception_stack, pg_sys::error_context_stack) };
+    let (memory_context, owner, trap, error_context, holdoff, cancel_holdoff) = unsafe {
+        (
+            pg_sys::CurrentMemoryContext,
+            pg_sys::CurrentResourceOwner,
+            pg_sys::PG_exception_stack,
+            pg_sys::error_context_stack,
+            pg_sys::InterruptHoldoffCount,
+            pg_sys::QueryCancelHoldoffCount,
+        )
+    };
     let jumped = call_with_sigsetjmp(false, |jump_buffer| {
         // SAFETY: the buffer lives until call_with_sigsetjmp returns, after which the old trap is set again.
         unsafe { pg_sys::PG_exception_stack = std::ptr::from_ref(jump_buffer).cast_mut().cast() };
@@ -65,6 +78,9 @@ pub unsafe fn try_block<R>(server_call: impl FnOnce() -> R) -> Result<R, ServerE
     // SAFETY: the server is in error handling: copy the error to the caller's memory and leave it, as PG_CATCH does.
     unsafe {
         pg_sys::CurrentMemoryContext = memory_context;
+        pg_sys::CurrentResourceOwner = owner;
+        pg_sys::InterruptHoldoffCount = holdoff;
+        pg_sys::QueryCancelHoldoffCount = cancel_holdoff;
         let error = ffi::CopyErrorData();
         ffi::FlushErrorState();
         Err(ServerError(error))

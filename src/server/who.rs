@@ -296,11 +296,14 @@ pub fn check_name(tag: Tag, name: &[u8]) -> Result<(), Error> {
     // SAFETY: a plain global.
     let me = Party::Process(unsafe { pg_sys::MyProcPid });
     let others = published(Some(tag));
-    let mut others = others.iter().filter(|other| other.by != me && !other.name.is_empty() && other.name != name);
-    let Some(other) = others.next() else { return Ok(()) };
+    let is_other = |other: &&Published| other.by != me && !other.name.is_empty() && other.name != name;
+    let others: HashSet<Party> = others.iter().filter(is_other).map(|other| other.by).collect();
+    if others.is_empty() {
+        return Ok(());
+    }
     // Published is not held: ask the lock manager, now that it matters.
     let picture = Picture::read(Some(tag));
-    match picture.table.rows.iter().find(|row| party(row) == other.by && row.tag == tag) {
+    match picture.table.rows.iter().find(|row| row.tag == tag && others.contains(&party(row))) {
         Some(row) => {
             let other = picture.name(row).map(|name| display(&name));
             Err(Error::KeyClash { lock: describe(tag, name), other })
