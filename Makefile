@@ -1,6 +1,6 @@
 # named_locks: what can be done here. Each target prepares what it needs by itself: `make test` works right after git
-# clone, as root and as an ordinary user with sudo. Servers, tools and test data go into a cache folder (NAMED_LOCKS_CACHE,
-# by default /var/cache/named_locks for root and ~/.cache/named_locks for others), never into the system's PostgreSQL.
+# clone, as root and as an ordinary user with sudo. Servers, tools and test data go into a cache folder, never into the
+# system's PostgreSQL: NAMED_LOCKS_CACHE, by default /var/cache/named_locks for root, ~/.cache/named_locks for others.
 
 # The PostgreSQL to test on, 14 to 18. 18 is built with assertions.
 PG ?= 15

@@ -101,7 +101,7 @@ fn call_form() {
     }
     for (begin, end) in [("begin", "rollback"), ("begin isolation level repeatable read", "rollback")] {
         a.run(begin);
-        a.fails(&format!("call named_lock_wait('{k}')")).is("25001").message_has("named_lock_wait");
+        a.fails(&format!("call named_lock_wait('{k}')")).is("25001").message_has(&k);
         a.run(end);
         assert_eq!(a.locks_of(a.pid), 0);
     }
@@ -424,7 +424,7 @@ fn functions_say_what_they_are() {
     let server = Server::shared();
     let mut a = server.session("bad input");
     let wrong = a.column(
-        "select p.oid::regprocedure || ' ' || p.provolatile || ' ' || p.proparallel || ' ' || p.procost || ' ' || p.proisstrict \
+        "select concat_ws(' ', p.oid::regprocedure, p.provolatile, p.proparallel, p.procost, p.proisstrict) \
            from pg_proc as p \
            join pg_depend as d on d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.deptype = 'e' \
            join pg_extension as e on d.refclassid = 'pg_extension'::regclass and e.oid = d.refobjid \

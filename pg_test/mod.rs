@@ -23,15 +23,32 @@
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
+mod crash;
+#[cfg(test)]
+mod hold_limit;
+mod in_server;
+#[cfg(test)]
+mod isolation;
+#[cfg(test)]
 mod names;
 #[cfg(test)]
 mod pools;
 #[cfg(test)]
+mod size;
+#[cfg(test)]
+mod standby;
+#[cfg(test)]
 mod support;
+#[cfg(test)]
+mod torture;
+#[cfg(test)]
+mod transactions;
 #[cfg(test)]
 mod views;
 #[cfg(test)]
 mod waiting;
+#[cfg(test)]
+mod without_snapshot;
 
 /// pgrx calls this in the test program before each `#[pg_test]`.
 #[cfg(test)]
@@ -42,13 +59,9 @@ pub fn setup(_options: Vec<&str>) {}
 #[must_use]
 pub fn postgresql_conf_options() -> Vec<&'static str> {
     vec![
-        // Room for many tests at a time, each with a dozen sessions.
-        "max_connections = 400",
+        // Room for many tests at a time, some with dozens of sessions.
+        "max_connections = 1000",
         "max_prepared_transactions = 40",
-        // Checked in fully by the tests that set it themselves.
-        "deadlock_timeout = '1s'",
-        "lock_timeout = 0",
-        "statement_timeout = 0",
         "fsync = off",
         "timezone = 'UTC'",
     ]

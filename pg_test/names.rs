@@ -310,6 +310,41 @@ fn c19_a_name_that_the_viewers_encoding_lacks_breaks_no_view() {
 }
 
 #[test]
+fn c19_messages_are_in_the_databases_encoding() {
+    let server = Server::shared();
+    let latin1 = server.new_database("c19_latin1", "LATIN1");
+    let sql_ascii = server.new_database("c19_ascii", "SQL_ASCII");
+    for database in [server, &latin1, &sql_ascii] {
+        let mut watch = database.session("watch");
+        let name = format!("dömäne:{}é", unique("c19"));
+        let mut a = database.session("c19 a");
+        a.run("set application_name = 'größer'");
+        let application = a.text("show application_name");
+        a.run(&format!("select named_lock('{name}')"));
+        let mut b = database.session("c19 b");
+        b.fails(&format!("select named_lock_strict('{name}', '0')"))
+            .is("55P03")
+            .message_has(&name)
+            .detail_has(&application);
+        b.fails(&format!("select named_unlock('{name}')")).is("55000").message_has(&name);
+
+        b.run(&format!("select named_lock('{name} b')"));
+        b.run("set deadlock_timeout = '100ms'");
+        let waiting = a.background(&format!("select named_lock('{name} b')"));
+        watch.until_waiting(waiting.pid);
+        b.fails(&format!("select named_lock('{name}')")).is("40P01").context_has(&name);
+        let graph = watch.text("select lock_graph()");
+        assert!(graph.contains(&format!("{name} b")), "{graph}");
+        assert_eq!(
+            watch.column(&format!("select name || ' in ' || domain from lock_waiters where pid = {}", waiting.pid)),
+            [format!("{name} b in dömäne")]
+        );
+        drop(b);
+        waiting.end().1.expect("it has the lock");
+    }
+}
+
+#[test]
 fn c20_a_database_has_its_own_names_but_for_cluster_wide_ones() {
     let server = Server::shared();
     let second = server.new_database("c20", "UTF8");
@@ -369,7 +404,9 @@ fn c20_waiting_across_databases() {
             [waiting.pid.to_string()]
         );
         one.run(&lock.unlock());
-        assert!(answer(form, waiting.end().1).held());
+        let (mut two, result) = waiting.end();
+        assert!(answer(form, result).held());
+        two.run("select named_unlock_all()");
     }
 }
 
@@ -457,6 +494,24 @@ fn native_twins_know_exclusive_and_share() {
     }
 }
 
+/// An integer is a bigint's key, as for the server's own functions.
+#[test]
+fn native_twins_take_integers() {
+    let server = Server::shared();
+    let database = server.new_database("twins", "UTF8");
+    let mut a = database.session("a");
+    let mut b = database.session("b");
+    for function in ["advisory_lock", "advisory_lock_strict", "advisory_xact_lock", "advisory_xact_lock_strict"] {
+        for key in ["42", "-42", "0", "2147483647", "-2147483648", "42::smallint", "2147483648", "-1::bigint"] {
+            a.run("begin");
+            a.run(&format!("select {function}({key}, timeout => '0')"));
+            assert!(!b.flag(&format!("select pg_try_advisory_lock(({key})::bigint)")), "{function}({key})");
+            assert_eq!(b.locks_of(a.pid), 1);
+            a.run("rollback; select pg_advisory_unlock_all()");
+        }
+    }
+}
+
 /// Two names with one key, and so one place in the lock manager.
 const CLASH: (&str, &str) = ("order-36325", "M0plytOy");
 
@@ -519,6 +574,23 @@ fn clash_with_a_hold_of_another_mode_is_refused() {
         a.fails(&format!("select named_lock_convert('{}', 'exclusive', '1 minute')", CLASH.0)).is("54000");
         assert_eq!(a.int(&format!("select named_lock_held('{}', 'share')", CLASH.0)), 1);
     }
+}
+
+#[test]
+fn clash_with_a_prepared_transactions_hold_is_refused() {
+    let database = Server::shared().new_database("clash", "UTF8");
+    let gid = unique("clash");
+    let mut a = database.session("clash a");
+    a.run(&format!("begin; select named_xact_lock('{}'); prepare transaction '{gid}'", CLASH.0));
+    for mut session in [a, database.session("clash b")] {
+        for form in Form::named().into_iter().filter(|form| !form.is_cluster_wide()) {
+            for timeout in [Some("0"), Some("1 minute"), None] {
+                session.fails(&form.lock(CLASH.1).acquire(timeout)).is("54000");
+                assert_eq!(session.locks_of(session.pid), 0, "{form:?}");
+            }
+        }
+    }
+    database.session("clash c").run(&format!("commit prepared '{gid}'"));
 }
 
 #[test]

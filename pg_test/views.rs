@@ -1,7 +1,8 @@
 //! What `lock_holders`, `lock_waiters` and `lock_graph()` show, and to whom.
 
 use super::support::{
-    Cluster, Form, Rows, Running, Server, Session, SqlError, answer, literal, unique, unique_ident, until,
+    Answer, Cluster, Form, Rows, Running, Server, Session, SqlError, answer, as_server_user, literal, run, unique,
+    unique_ident, until,
 };
 use std::time::{Duration, Instant};
 
@@ -203,7 +204,8 @@ fn what_is_not_held_is_not_shown() {
         } else {
             a.run(&format!("select pg_terminate_backend({pid})"));
         }
-        until("it is gone", || shown(pid) == 0);
+        a.until_gone(pid);
+        assert_eq!(shown(pid), 0, "{end}");
     }
 
     // A function that locks, and fails after: a session's lock stays.
@@ -313,11 +315,42 @@ fn waiters_are_shown_with_their_place_their_deadline_and_who_blocks_them() {
         a.run(&lock.unlock());
         assert!(answer(form, second.end().1).held());
         assert_eq!(
-            watch.int(&format!("select count(*) from lock_waiters where {}", lock.target.in_lock_views())),
+            watch.int(&format!("select count(*) from lock_waiters where {}", lock.target.in_lock_waiters())),
             0,
             "{form:?}: nobody waits any more"
         );
     }
+}
+
+#[test]
+fn a_convert_that_waits_is_a_holder_and_a_waiter() {
+    let server = Server::shared();
+    let mut watch = server.session("watch");
+    let k = unique("views");
+    let mut a = server.session("views a");
+    let mut b = server.session("views b");
+    for session in [&mut a, &mut b] {
+        session.run(&format!("select named_lock('{k}', mode => 'share')"));
+    }
+    let waiting = b.background(&format!("select named_lock_convert('{k}', 'exclusive', '1 hour')"));
+    watch.until_waiting(waiting.pid);
+    assert_eq!(
+        watch.column(&format!(
+            "select concat_ws(' ', kind, name, mode, holds) from lock_holders where pid = {}",
+            waiting.pid
+        )),
+        [format!("session {k} share 1")]
+    );
+    assert_eq!(
+        watch.column(&format!(
+            "select concat_ws(' ', kind, name, mode, queue_position, (extract(epoch from deadline - wait_started))::int) \
+               from lock_waiters where pid = {}",
+            waiting.pid
+        )),
+        [format!("session {k} exclusive 1 3600")]
+    );
+    a.run(&format!("select named_unlock('{k}')"));
+    waiting.end().1.expect("converted");
 }
 
 #[test]
@@ -461,7 +494,8 @@ fn a_timeouts_detail_is_for_everyone_but_no_more_than_the_views() {
         session
             .fails(&format!("select {}", call.replace("$k", &looked.name)))
             .message_has(&looked.name)
-            .detail_has(&looked.holder.pid.to_string());
+            .detail_has(&looked.holder.pid.to_string())
+            .detail_has("views holder");
     }
 }
 
@@ -498,9 +532,20 @@ fn a_prepared_transactions_lock_is_shown_with_its_gid() {
             }
         }
         assert!(!watch.flag(&lock.for_holder().acquire(Some("0"))));
+        let waiting = server.session("views waiter").background(&lock.acquire(Some("1 hour")));
+        watch.until_waiting(waiting.pid);
+        assert_eq!(watch.text(&format!("select waiters from lock_holders where gid = {}", literal(&gid))), "1");
+        assert_eq!(
+            watch.text(&format!("select blocked_by from lock_waiters where pid = {}", waiting.pid)),
+            "{0}",
+            "as pg_blocking_pids() has it"
+        );
+        assert!(watch.text("select lock_graph()").contains(&waiting.pid.to_string()));
+        watch.run(&format!("select pg_cancel_backend({})", waiting.pid));
+        waiting.end().1.expect_err("cancelled").is("57014");
         if form.strict {
             let error = watch.fails(&lock.acquire(Some("0")));
-            error.is("55P03").detail_has(&gid);
+            error.is("55P03").detail_has("prepared");
         }
         watch.run(&format!("commit prepared {}", literal(&gid)));
         assert_eq!(watch.run(&shown).len(), 0);
@@ -577,6 +622,46 @@ fn ten_thousand_holds() {
     assert_eq!(watch.locks_of(a.pid), 0);
 }
 
+/// Without shared memory for the names, locking goes on: no call becomes one that does nothing.
+#[test]
+fn without_shared_memory_locking_goes_on() {
+    let cluster = Cluster::bare(&["dynamic_shared_memory_type = mmap"]);
+    // Segments are files there: now nobody can make one.
+    run(as_server_user("chmod").arg("555").arg(cluster.data().join("pg_dynshmem")));
+    cluster.session("create extension").run("create extension named_locks");
+    let mut watch = cluster.session("watch");
+    let mut warned = 0;
+    for form in Form::all() {
+        let lock = form.lock(&unique("views"));
+        let mut a = cluster.session("views a");
+        let mut b = cluster.session("views b");
+        a.run(if form.call { "" } else { "begin" });
+        for _ in 0..2 {
+            assert!(answer(form, a.query(&lock.acquire(Some("1 s")))).held(), "{form:?}");
+        }
+        let notices = a.notices();
+        assert!(notices.iter().filter(|notice| notice.severity == "WARNING").count() <= 1, "one warning: {notices:#?}");
+        warned += notices.len();
+        for timeout in ["0", "20 ms"] {
+            let said = answer(form, b.query(&lock.acquire(Some(timeout))));
+            assert!(matches!(said, Answer::NotHeld), "{form:?}: {said:?}");
+        }
+        assert_eq!(watch.int(&format!("select count(*) from lock_holders where pid = {}", a.pid)), 1, "{form:?}");
+        if form.strict {
+            b.fails(&lock.acquire(Some("0"))).is("55P03").detail_has(&a.pid.to_string());
+        }
+        a.run(if form.call { "" } else { "commit" });
+        if form.is_session() {
+            a.run(&lock.unlock());
+            assert_eq!(watch.rows_for(&lock.target, a.pid, true), 1, "{form:?}");
+            a.run(&lock.unlock());
+        }
+        assert_eq!(watch.rows_for(&lock.target, a.pid, true), 0, "{form:?}");
+        assert!(answer(form, b.query(&lock.acquire(Some("0")))).held(), "{form:?}");
+    }
+    assert!(warned > 0, "nobody was told");
+}
+
 /// Many sessions, each with a few locks.
 #[test]
 fn holders_of_many_sessions() {
@@ -620,7 +705,7 @@ fn nothing_depends_on_the_callers_search_path() {
     assert!(a.flag(&format!("select {schema}.named_lock_convert('{k}', 'exclusive', '1 s')")));
     a.run(&format!("call {schema}.named_lock_wait('{k}', '1 s')"));
     assert_eq!(a.int(&format!("select holds from {schema}.lock_holders where name = '{k}'")), 2);
-    assert_eq!(a.int(&format!("select count(*) from {schema}.lock_waiters")), 0);
+    assert_eq!(a.int(&format!("select count(*) from {schema}.lock_waiters where pid = {}", a.pid)), 0);
     a.run(&format!("select {schema}.lock_graph()"));
     a.fails(&format!("select {schema}.named_unlock('{k}', 'share')")).is("55000");
     assert_eq!(a.int(&format!("select {schema}.named_unlock_all()")), 2);

@@ -38,7 +38,7 @@ fn tells_the_truth(watch: &mut Session, lock: &Lock, session: &mut Session, answ
     let shown = watch.int(&format!(
         "select count(*) from lock_holders where pid = {} and {}",
         session.pid,
-        lock.target.in_lock_views()
+        lock.target.in_lock_holders()
     ));
     // A transaction form outside a block has let go at its statement's end.
     let held = i64::from(answer.held() && lock.form.is_session());
@@ -122,7 +122,7 @@ fn other_limits_still_raise_and_nothing_is_held_after() {
             let waiting = start(server.session("b"), &lock.acquire(timeout), &mut watch);
             watch.run(&format!("select pg_terminate_backend({})", waiting.pid));
             let (b, result) = waiting.end();
-            assert_eq!(result.expect_err("terminated").code, "57P01");
+            result.expect_err("terminated").is_the_sessions_end();
             watch.until_gone(b.pid);
             holds_nothing(&mut watch, &lock, b.pid);
         }
@@ -370,13 +370,13 @@ fn stopped_past(cause: Cause, forms: Vec<Form>) {
             let a = holder(server, &lock);
             let mut b = server.session("c12 b");
             let timeout = match cause {
-                Cause::Timeout | Cause::TimeoutAndCancel => Some("400 ms"),
+                Cause::Timeout | Cause::TimeoutAndCancel => Some("1 s"),
                 Cause::LockTimeout => {
-                    b.run("set lock_timeout = '400ms'");
+                    b.run("set lock_timeout = '1s'");
                     None
                 }
                 Cause::StatementTimeout => {
-                    b.run("set statement_timeout = '400ms'");
+                    b.run("set statement_timeout = '1s'");
                     Some("1 hour")
                 }
                 Cause::Cancel => None,
@@ -386,11 +386,11 @@ fn stopped_past(cause: Cause, forms: Vec<Form>) {
             watch.until_waiting(waiting.pid);
             let guard = stop_process(waiting.pid);
             // On a busy machine it may have ended before it was stopped: then this says nothing, and fails nothing.
-            let in_time = begun.elapsed() < Duration::from_millis(390);
+            let in_time = begun.elapsed() < Duration::from_millis(990);
             (form, lock, a, waiting, guard, in_time)
         })
         .collect();
-    let_pass(500);
+    let_pass(1100);
     let mut met = 0;
     for (form, lock, mut a, waiting, guard, in_time) in stopped {
         if matches!(cause, Cause::Cancel | Cause::TimeoutAndCancel) {
@@ -453,11 +453,11 @@ fn c12_the_recipe_makes_the_native_function_leak() {
     let lock = Form::bigint().lock(&unique("c12"));
     let mut a = holder(server, &lock);
     let mut b = server.session("c12 b");
-    b.run("set lock_timeout = '400ms'");
+    b.run("set lock_timeout = '1s'");
     let native = lock.acquire(None).replace("advisory_lock", "pg_advisory_lock");
     let waiting = b.background(&native);
     let guard = watch.stop_waiting(waiting.pid);
-    let_pass(500);
+    let_pass(1100);
     a.run(&lock.unlock());
     guard.go_on();
     let (b, result) = waiting.end();
@@ -470,14 +470,21 @@ fn c12_the_recipe_makes_the_native_function_leak() {
 fn c12_stopped_waiter_in_a_block_that_goes_on() {
     let server = Server::shared();
     let mut watch = server.session("watch");
-    for form in Form::all().into_iter().filter(|form| !form.call && !form.strict) {
-        let lock = form.lock(&unique("c12"));
-        let mut a = holder(server, &lock);
-        let mut b = server.session("c12 b");
-        b.run("begin");
-        let waiting = b.background(&lock.acquire(Some("300 ms")));
-        let guard = watch.stop_waiting(waiting.pid);
-        let_pass(400);
+    let stopped: Vec<_> = Form::all()
+        .into_iter()
+        .filter(|form| !form.call && !form.strict)
+        .map(|form| {
+            let lock = form.lock(&unique("c12"));
+            let a = holder(server, &lock);
+            let mut b = server.session("c12 b");
+            b.run("begin");
+            let waiting = b.background(&lock.acquire(Some("1 s")));
+            let guard = watch.stop_waiting(waiting.pid);
+            (form, lock, a, waiting, guard)
+        })
+        .collect();
+    let_pass(1100);
+    for (form, lock, mut a, waiting, guard) in stopped {
         a.run(&lock.unlock());
         guard.go_on();
         let (mut b, result) = waiting.end();
@@ -501,13 +508,13 @@ fn c12_stopped_convert_tells_the_truth() {
         a.run(&format!("select named_lock('{k}', mode => 'share')"));
         let mut b = server.session("c12 b");
         b.run(&format!("select named_lock('{k}', mode => 'share')"));
-        let timeout = if cause == "timeout" { "'300 ms'" } else { "null" };
+        let timeout = if cause == "timeout" { "'600 ms'" } else { "null" };
         if cause.ends_with("_timeout") {
-            b.run(&format!("set {cause} = '300ms'"));
+            b.run(&format!("set {cause} = '600ms'"));
         }
         let waiting = b.background(&format!("select named_lock_convert('{k}', 'exclusive', {timeout})"));
         let guard = watch.stop_waiting(waiting.pid);
-        let_pass(400);
+        let_pass(700);
         if cause == "cancel" {
             watch.run(&format!("select pg_cancel_backend({})", waiting.pid));
         }
@@ -675,7 +682,7 @@ fn c14_ten_waiters_are_served_in_order_of_arrival() {
             .collect();
         let queue = watch.column(&format!(
             "select pid from lock_waiters where {} order by queue_position",
-            lock.target.in_lock_views()
+            lock.target.in_lock_waiters()
         ));
         let pids: Vec<String> = waiters.iter().map(|waiter| waiter.pid.to_string()).collect();
         assert_eq!(queue, pids, "{form:?}: the queue as shown");
@@ -712,6 +719,36 @@ fn c14_a_try_never_overtakes_a_waiter() {
     }
 }
 
+/// The lock manager lets someone go first who already holds what a waiter waits for; the view shows its order.
+#[test]
+fn c14_a_holder_that_asks_for_more_goes_before_those_who_wait_for_it() {
+    let server = Server::shared();
+    let mut watch = server.session("watch");
+    for form in Form::all() {
+        let lock = form.lock(&unique("c14"));
+        let (mut a, mut c) = (server.session("c14 a"), server.session("c14 c"));
+        for session in [&mut a, &mut c] {
+            assert!(session.flag(&lock.for_holder().acquire_with(Some("0"), "mode => 'share'")));
+        }
+        let b = start(server.session("c14 b"), &lock.acquire(None), &mut watch);
+        let a = start(a, &lock.acquire(None), &mut watch);
+        assert_eq!(
+            watch.column(&format!(
+                "select pid || ' at ' || queue_position from lock_waiters where {} order by queue_position",
+                lock.target.in_lock_waiters()
+            )),
+            [format!("{} at 1", a.pid), format!("{} at 2", b.pid)],
+            "{form:?}"
+        );
+        drop(c);
+        let (a, result) = a.end();
+        assert!(answer(form, result).held(), "{form:?}");
+        assert!(!b.finished());
+        drop(a);
+        assert!(answer(form, b.end().1).held(), "{form:?}");
+    }
+}
+
 #[test]
 fn c14_who_leaves_the_queue_leaves_no_gap() {
     let server = Server::shared();
@@ -719,7 +756,7 @@ fn c14_who_leaves_the_queue_leaves_no_gap() {
     for form in Form::all() {
         let lock = form.lock(&unique("c14"));
         let mut a = holder(server, &lock);
-        let times_out = start(server.session("times out"), &lock.acquire(Some("600 ms")), &mut watch);
+        let times_out = start(server.session("times out"), &lock.acquire(Some("900 ms")), &mut watch);
         let cancelled = start(server.session("cancelled"), &lock.acquire(None), &mut watch);
         let ended = start(server.session("ended"), &lock.acquire(None), &mut watch);
         let last = start(server.session("last"), &lock.acquire(None), &mut watch);
@@ -727,9 +764,9 @@ fn c14_who_leaves_the_queue_leaves_no_gap() {
         watch.run(&format!("select pg_terminate_backend({})", ended.pid));
         assert!(matches!(answer(form, times_out.end().1), Answer::NotHeld));
         cancelled.end().1.expect_err("cancelled").is("57014");
-        ended.end().1.expect_err("ended").is("57P01");
+        ended.end().1.expect_err("ended").is_the_sessions_end();
         let queue =
-            format!("select pid || ' at ' || queue_position from lock_waiters where {}", lock.target.in_lock_views());
+            format!("select pid || ' at ' || queue_position from lock_waiters where {}", lock.target.in_lock_waiters());
         until("one is left in the queue", || watch.column(&queue) == [format!("{} at 1", last.pid)]);
         a.run(&lock.unlock());
         assert!(answer(form, last.end().1).held(), "{form:?}");
@@ -806,7 +843,7 @@ fn c16_c50_a_strict_timeout_says_who_is_in_the_way() {
                     let since = watch.text(&format!(
                         "select to_char(acquired_at, 'YYYY-MM-DD HH24:MI:SS') from lock_holders \
                           where pid = {pid} and {}",
-                        lock.target.in_lock_views()
+                        lock.target.in_lock_holders()
                     ));
                     error.detail_has(&since);
                 }
@@ -815,6 +852,31 @@ fn c16_c50_a_strict_timeout_says_who_is_in_the_way() {
                 watch.run(&format!("select pg_cancel_backend({})", busy.pid));
                 busy.end().1.expect_err("cancelled").is("57014");
             }
+        }
+    }
+}
+
+/// By a Unix socket there is no address, and an application's name may be any text.
+#[test]
+fn c16_a_holder_without_an_address_and_with_an_odd_name() {
+    let server = Server::shared();
+    let mut config = server.config("%s%n \"{}\"");
+    let folder = server.session("where").text("show unix_socket_directories");
+    let mut by_socket = postgres::Config::new();
+    by_socket
+        .host_path(folder)
+        .port(server.port)
+        .user(&server.user)
+        .dbname(&server.dbname)
+        .application_name("%s%n \"{}\"");
+    config.application_name("");
+    for (config, application) in [(by_socket, "%s%n"), (config, "")] {
+        for form in Form::all().into_iter().filter(|form| form.strict) {
+            let lock = form.lock(&unique("c16"));
+            let mut a = Session::open(config.clone()).expect("a session");
+            a.run(&lock.for_holder().acquire(Some("0")));
+            let error = server.session("c16 b").fails(&lock.acquire(Some("0")));
+            error.is("55P03").detail_has(&a.pid.to_string()).detail_has(application).detail_has("idle");
         }
     }
 }
@@ -859,25 +921,28 @@ fn c16_lock_timeout_says_who_is_in_the_way_as_well() {
     }
 }
 
+/// Both limits run out while the waiter is stopped, and the lock may be let go as well. Where it can, the statement goes
+/// on after the call: then the statement's limit has to end it.
 #[test]
 fn c48_both_limits_due_at_once() {
     let server = Server::shared();
     let mut watch = server.session("watch");
-    for form in Form::all() {
-        for released in [true, false] {
-            // The statement goes on after the call, where it can: then the statement's limit has to end it.
-            let lock = form.lock(&unique("c48"));
-            let mut a = holder(server, &lock);
-            let mut b = server.session("c48 b");
-            b.run("set statement_timeout = '250ms'");
-            let statement = if form.call {
-                lock.acquire(Some("250 ms"))
-            } else {
-                format!("{}, pg_sleep(20)", lock.acquire(Some("250 ms")))
-            };
-            let waiting = b.background(&statement);
-            let guard = watch.stop_waiting(waiting.pid);
-            let_pass(350);
+    for released in [true, false] {
+        let stopped: Vec<_> = Form::all()
+            .into_iter()
+            .map(|form| {
+                let lock = form.lock(&unique("c48"));
+                let a = holder(server, &lock);
+                let mut b = server.session("c48 b");
+                b.run("set statement_timeout = '800ms'");
+                let call = lock.acquire(Some("800 ms"));
+                let waiting = b.background(&if form.call { call } else { format!("{call}, pg_sleep(20)") });
+                let guard = watch.stop_waiting(waiting.pid);
+                (form, lock, a, waiting, guard)
+            })
+            .collect();
+        let_pass(900);
+        for (form, lock, mut a, waiting, guard) in stopped {
             if released {
                 a.run(&lock.unlock());
             }
@@ -885,6 +950,7 @@ fn c48_both_limits_due_at_once() {
             guard.go_on();
             let (mut b, result) = waiting.end();
             b.run("reset statement_timeout");
+            assert!(begun.elapsed() < Duration::from_secs(10), "{form:?}: it slept on");
             if form.call {
                 let said = answer(form, result);
                 if let Answer::Failed(error) = &said {
@@ -896,21 +962,69 @@ fn c48_both_limits_due_at_once() {
                     assert!(!said.held());
                     holds_nothing(&mut watch, &lock, b.pid);
                 }
-            } else {
-                match result {
-                    // A strict form may say that its own limit passed.
-                    Err(error) if form.strict && error.code == "55P03" => {}
-                    Err(error) => {
-                        error.is("57014").message_has("statement timeout");
-                    }
-                    Ok(_) => panic!("{form:?}: the statement timeout was lost"),
+                continue;
+            }
+            match result {
+                // A strict form may say that its own limit passed.
+                Err(error) if form.strict && error.code == "55P03" => {}
+                Err(error) => {
+                    error.is("57014").message_has("statement timeout");
                 }
-                assert!(begun.elapsed() < Duration::from_secs(10), "{form:?}: it slept on");
-                if !form.is_session() || !released {
-                    holds_nothing(&mut watch, &lock, b.pid);
-                }
+                Ok(_) => panic!("{form:?}: the statement timeout was lost"),
+            }
+            if !form.is_session() || !released {
+                holds_nothing(&mut watch, &lock, b.pid);
             }
         }
+    }
+}
+
+/// A session form that raised has nothing, whatever else its statement had in mind.
+#[test]
+fn c48_both_limits_due_at_once_and_nothing_after() {
+    let server = Server::shared();
+    let mut watch = server.session("watch");
+    let stopped: Vec<_> = Form::all()
+        .into_iter()
+        .map(|form| {
+            let lock = form.lock(&unique("c48"));
+            let a = holder(server, &lock);
+            let mut b = server.session("c48 b");
+            b.run("set statement_timeout = '800ms'");
+            let waiting = b.background(&lock.acquire(Some("800 ms")));
+            let guard = watch.stop_waiting(waiting.pid);
+            (form, lock, a, waiting, guard)
+        })
+        .collect();
+    let_pass(900);
+    for (form, lock, mut a, waiting, guard) in stopped {
+        a.run(&lock.unlock());
+        guard.go_on();
+        let (mut b, result) = waiting.end();
+        b.run("reset statement_timeout");
+        let said = answer(form, result);
+        if let Answer::Failed(error) = &said {
+            error.is("57014");
+        }
+        tells_the_truth(&mut watch, &lock, &mut b, &said);
+    }
+}
+
+/// A wait that ended at its timeout takes nothing from the limit of its statement.
+#[test]
+fn c48_the_statement_timeout_goes_on_after_false() {
+    let server = Server::shared();
+    for form in Form::all().into_iter().filter(|form| !form.call && !form.strict) {
+        let lock = form.lock(&unique("c48"));
+        let _a = holder(server, &lock);
+        let mut b = server.session("c48 b");
+        b.run("set statement_timeout = '400ms'");
+        let begun = Instant::now();
+        b.fails(&format!("{}, pg_sleep(20)", lock.acquire(Some("50 ms")))).is("57014").message_has("statement timeout");
+        assert!(begun.elapsed() >= Duration::from_millis(400), "{form:?}: {:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(10), "{form:?}: {:?}", begun.elapsed());
+        // And in the next statement it starts anew.
+        b.fails("select pg_sleep(20)").is("57014");
     }
 }
 
@@ -970,6 +1084,32 @@ fn convert_waits_and_leaves_the_old_hold_when_its_time_is_up() {
         assert_eq!(b.int(&format!("select named_unlock('{k}', {wide})")), 0);
         assert_eq!(watch.locks_of(b.pid), 0);
     }
+}
+
+/// Neither way is the lock free for a moment, and who holds part of it goes before those who wait.
+#[test]
+fn convert_is_one_step() {
+    let server = Server::shared();
+    let mut watch = server.session("watch");
+    let k = unique("convert");
+    let mut a = server.session("a");
+    a.run(&format!("select named_lock('{k}', hold_limit => '1 hour')"));
+    let waiting = start(server.session("b"), &format!("select named_lock('{k}')"), &mut watch);
+    for _ in 0..20 {
+        for mode in ["share", "exclusive", "intent share", "share intent exclusive", "intent exclusive", "exclusive"] {
+            assert!(a.flag(&format!("select named_lock_convert('{k}', '{mode}', '1 minute')")), "{mode}");
+            assert_eq!(
+                watch.column(&format!(
+                    "select concat_ws(' ', pid, mode, holds, hold_limit) from lock_holders where name = '{k}'"
+                )),
+                [format!("{} {mode} 1 01:00:00", a.pid)],
+                "the limit stays as well"
+            );
+        }
+    }
+    assert!(!waiting.finished());
+    a.run(&format!("select named_unlock('{k}')"));
+    assert_eq!(waiting.end().1.expect("no error")[0].get(0), Some("t"));
 }
 
 #[test]

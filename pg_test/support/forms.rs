@@ -41,18 +41,29 @@ impl Target {
         }
     }
 
-    /// A condition on `lock_holders` and `lock_waiters` for this lock, for a session that may see the name.
-    pub fn in_lock_views(&self) -> String {
+    /// A condition on `lock_holders` for this lock, for a session that may see the name.
+    pub fn in_lock_holders(&self) -> String {
         match self {
             Target::Name { name, .. } => format!("name = {}", literal(name)),
-            Target::Bigint(key) => format!(
-                "name is null and classid = {} and objid = {} and objsubid = 1",
-                (key >> 32) as u32,
-                *key as u32
-            ),
-            Target::Pair(key1, key2) => {
-                format!("name is null and classid = {} and objid = {} and objsubid = 2", *key1 as u32, *key2 as u32)
+            Target::Bigint(key) => {
+                let (high, low) = ((key >> 32) as u32, *key as u32);
+                format!("name is null and classid = {high} and objid = {low} and objsubid = 1")
             }
+            Target::Pair(key1, key2) => {
+                let (key1, key2) = (*key1 as u32, *key2 as u32);
+                format!("name is null and classid = {key1} and objid = {key2} and objsubid = 2")
+            }
+        }
+    }
+
+    /// The same for `lock_waiters`.
+    pub fn in_lock_waiters(&self) -> String {
+        match self {
+            Target::Name { name, .. } => format!("name = {}", literal(name)),
+            _ => format!(
+                "name is null and pid in (select pid from pg_locks where not granted and {})",
+                self.in_pg_locks()
+            ),
         }
     }
 

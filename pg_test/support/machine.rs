@@ -125,6 +125,7 @@ impl Dir {
 
     /// Removes it now.
     pub fn remove(&self) {
+        let _ = as_server_user("chmod").args(["-R", "u+rwX"]).arg(&self.0).output();
         let _ = as_server_user("rm").arg("-rf").arg(&self.0).output();
     }
 }

@@ -24,6 +24,7 @@
 //!   and `.stop()`, `.stop_immediate()`, `.start()`, `.restart()`, `.standby()`, `.promote()`, `.log()`. It is stopped and
 //!   removed when dropped, also by a panic. The extension is created in its database `postgres`.
 //! - **[`Pooler`]** is a PgBouncer before a server.
+//! - **[`Wire`]** is a client that sends protocol messages by hand, for pipelines.
 //! - **[`stop_process`]** stops a backend (SIGSTOP) until the guard is dropped; [`signal`] sends any signal. Both as the
 //!   user who runs the servers, who is `--runas`'s when the tests run as root.
 #![allow(dead_code, unused_imports, reason = "a tool box for the tests of every theme")]
@@ -33,12 +34,14 @@ mod forms;
 mod machine;
 mod pooler;
 mod session;
+mod wire;
 
 pub use cluster::Cluster;
 pub use forms::{Answer, Form, Lock, Scope, Target, answer, literal};
 pub use machine::{Dir, Stopped, as_server_user, program, run, signal, stop_process};
 pub use pooler::Pooler;
 pub use session::{Rows, Running, Server, Session, SqlError};
+pub use wire::{Reply, Wire};
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};

@@ -27,26 +27,39 @@ pub struct Server {
 impl Server {
     /// The server that pgrx starts for the tests, with the extension. Started at first use, stopped at the end.
     pub fn shared() -> &'static Server {
-        static SHARED: OnceLock<Server> = OnceLock::new();
-        SHARED.get_or_init(|| {
-            pgrx_tests::run_test("boot", None, crate::pg_test::postgresql_conf_options())
-                .expect("the test server starts");
-            let (mut client, _) = pgrx_tests::client().expect("the test server answers");
-            let row = client
-                .query_one(
-                    "select current_setting('port')::int, \
-                            (select setting from pg_config where name = 'BINDIR')",
-                    &[],
-                )
-                .expect("the test server knows itself");
-            Server {
-                host: "localhost".into(),
-                port: u16::try_from(row.get::<_, i32>(0)).expect("a port"),
-                user: pgrx_tests::get_pg_user(),
-                dbname: pgrx_tests::get_pg_dbname().into(),
-                bin_dir: row.get::<_, String>(1).into(),
+        static SHARED: OnceLock<Option<Server>> = OnceLock::new();
+        // One test tells why it doesn't start, the others only that.
+        let mut failure = None;
+        let server = SHARED.get_or_init(|| match std::panic::catch_unwind(Server::boot) {
+            Ok(server) => Some(server),
+            Err(panic) => {
+                failure = Some(panic);
+                None
             }
-        })
+        });
+        if let Some(panic) = failure {
+            std::panic::resume_unwind(panic);
+        }
+        server.as_ref().expect("the test server didn't start: see the first failure")
+    }
+
+    fn boot() -> Server {
+        pgrx_tests::run_test("boot", None, crate::pg_test::postgresql_conf_options()).expect("the test server starts");
+        let (mut client, _) = pgrx_tests::client().expect("the test server answers");
+        let row = client
+            .query_one(
+                "select current_setting('port')::int, \
+                            (select setting from pg_config where name = 'BINDIR')",
+                &[],
+            )
+            .expect("the test server knows itself");
+        Server {
+            host: "localhost".into(),
+            port: u16::try_from(row.get::<_, i32>(0)).expect("a port"),
+            user: pgrx_tests::get_pg_user(),
+            dbname: pgrx_tests::get_pg_dbname().into(),
+            bin_dir: row.get::<_, String>(1).into(),
+        }
     }
 
     /// The same server, another database.
@@ -137,7 +150,14 @@ impl Session {
 
     /// Runs a statement (or several) by the simple protocol.
     pub fn query(&mut self, sql: &str) -> Result<Rows, SqlError> {
-        let messages = self.client.simple_query(sql)?;
+        let messages = match self.client.simple_query(sql) {
+            Ok(messages) => messages,
+            Err(error) => {
+                // The error comes before the transaction is rolled back; the answer to the next query comes after.
+                let _ = self.client.simple_query("");
+                return Err(error.into());
+            }
+        };
         let row = |message| match message {
             SimpleQueryMessage::Row(row) => Some(row),
             _ => None,
@@ -319,6 +339,14 @@ impl SqlError {
     #[track_caller]
     pub fn is(&self, code: &str) -> &Self {
         assert_eq!(self.code, code, "{self:#?}");
+        self
+    }
+
+    /// That the server ended the session. The client may see only that: it drops the server's last message when the
+    /// connection's end comes with it.
+    #[track_caller]
+    pub fn is_the_sessions_end(&self) -> &Self {
+        assert!(["57P01", "closed"].contains(&self.code.as_str()), "{self:#?}");
         self
     }
 

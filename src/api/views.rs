@@ -1,7 +1,7 @@
 //! The rows behind the views.
 
 use crate::rules::mode::Mode;
-use crate::server::arguments::{ServerText, interval, timestamp};
+use crate::server::arguments::{OidOrZero, ServerText, interval, timestamp};
 use crate::server::who;
 use pgrx::datum::{Inet, Interval, TimestampWithTimeZone};
 use pgrx::prelude::*;
@@ -27,8 +27,8 @@ fn lock_holders() -> TableIterator<
         name!(waiters, i32),
         name!(database, Option<pg_sys::Oid>),
         name!(prepared, Option<pg_sys::TransactionId>),
-        name!(classid, pg_sys::Oid),
-        name!(objid, pg_sys::Oid),
+        name!(classid, OidOrZero),
+        name!(objid, OidOrZero),
         name!(objsubid, i16),
     ),
 > {
@@ -52,8 +52,8 @@ fn lock_holders() -> TableIterator<
             holder.waiters,
             (holder.tag.database != 0).then(|| holder.tag.database.into()),
             holder.prepared.map(pg_sys::TransactionId::from),
-            holder.tag.high.into(),
-            holder.tag.low.into(),
+            OidOrZero(holder.tag.high),
+            OidOrZero(holder.tag.low),
             holder.tag.class as i16,
         )
     }))

@@ -148,6 +148,31 @@ unsafe impl BoxRet for ServerText {
     }
 }
 
+/// An `oid` result that may be 0: the bindings' own type makes NULL of that.
+#[derive(Clone, Copy, Debug)]
+pub struct OidOrZero(pub u32);
+
+// SAFETY: maps to a type that SQL has.
+pgrx::pgrx_sql_entity_graph::impl_sql_translatable!(OidOrZero, "oid");
+
+impl IntoDatum for OidOrZero {
+    fn into_datum(self) -> Option<pg_sys::Datum> {
+        Some(pg_sys::Datum::from(self.0))
+    }
+
+    fn type_oid() -> pg_sys::Oid {
+        pg_sys::OIDOID
+    }
+}
+
+// SAFETY: returns the number's datum.
+unsafe impl BoxRet for OidOrZero {
+    unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> Datum<'fcx> {
+        // SAFETY: an OID's datum.
+        unsafe { fcinfo.return_raw_datum(pg_sys::Datum::from(self.0)) }
+    }
+}
+
 /// A time of the server's clock in microseconds.
 pub fn timestamp(micros: i64) -> TimestampWithTimeZone {
     // SAFETY: the datum of a timestamptz is its microseconds.

@@ -144,10 +144,11 @@ pub fn acquire(lock: &Lock<'_>, request: Request) -> Result<bool, Problem> {
     }
     let place = with_session(|session| session.enter(lock, request, owner))?;
     let outcome = take(lock, request, place);
-    with_session(|session| match outcome {
-        Ok(Outcome::Granted) => session.limit(place, request),
-        Ok(Outcome::NotAvailable) | Err(_) => session.withdraw(place, request.mode, owner),
-    });
+    match outcome {
+        Ok(Outcome::Granted) if request.hold_limit.is_none() => {}
+        Ok(Outcome::Granted) => with_session(|session| session.limit(place, request)),
+        Ok(Outcome::NotAvailable) | Err(_) => with_session(|session| session.withdraw(place, request.mode, owner)),
+    }
     match outcome? {
         Outcome::Granted => Ok(true),
         Outcome::NotAvailable if request.wait == Wait::Server => Err(not_obtained(lock, request).into()),

@@ -1,0 +1,186 @@
+"""What the parts share: the server, how much to measure, the two sides, and runs in turn."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from server import Server, check_user, no_interrupts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import psycopg
+
+PATIENCE = 10.0  # seconds for anything that should happen at once
+
+# Room for 10,000 locks at once, and nothing that works in the background while we measure.
+SETTINGS = """
+max_locks_per_transaction = 256
+autovacuum = off
+"""
+
+
+class Effort(NamedTuple):
+    """How much to measure."""
+
+    wire_rounds: int  # each is native, named, named, native
+    wire_seconds: float  # of one pgbench run, roughly
+    first_calls: int  # rounds of new sessions
+    loop_rounds: int
+    loop_pairs: int
+    contenders: tuple[int, ...]  # how many sessions want the one lock
+    contended_rounds: int
+    contended_seconds: float  # of one run
+    timeouts: int  # of each duration
+    looks: int  # reads of the view
+    leak_pairs: int
+    leak_timeouts: int
+
+
+FULL = Effort(
+    wire_rounds=7,
+    wire_seconds=0.7,
+    first_calls=10,
+    loop_rounds=5,
+    loop_pairs=300_000,
+    contenders=(2, 4, 8),
+    contended_rounds=4,
+    contended_seconds=0.6,
+    timeouts=200,
+    looks=20,
+    leak_pairs=1_000_000,
+    leak_timeouts=10_000,
+)
+SHORT = Effort(
+    wire_rounds=2,
+    wire_seconds=0.3,
+    first_calls=3,
+    loop_rounds=2,
+    loop_pairs=30_000,
+    contenders=(2, 8),
+    contended_rounds=2,
+    contended_seconds=0.3,
+    timeouts=40,
+    looks=5,
+    leak_pairs=100_000,
+    leak_timeouts=1_000,
+)
+
+
+class Bench(NamedTuple):
+    """What a part needs."""
+
+    server: Server
+    effort: Effort
+
+
+class Side(NamedTuple):
+    """One of the two contestants, in SQL. `{}` stands for the expression that makes the name."""
+
+    lock: str
+    unlock: str
+    xact_lock: str
+
+
+NATIVE = Side(
+    "pg_advisory_lock(hashtextextended({}, 0))",
+    "pg_advisory_unlock(hashtextextended({}, 0))",
+    "pg_advisory_xact_lock(hashtextextended({}, 0))",
+)
+NAMED = Side("named_lock({})", "named_unlock({})", "named_xact_lock({})")
+
+# What a run gives, one or several numbers of one kind each.
+Figures = tuple[float, ...]
+
+
+class Pairs(NamedTuple):
+    """One number of each side per round."""
+
+    native: list[float]
+    named: list[float]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Named by native, round by round."""
+        return [named / native for native, named in zip(self.native, self.named)]
+
+
+def in_turn(rounds: int, run: Callable[[Side], Figures]) -> list[Pairs]:
+    """Run both sides in turn, A B B A, `rounds` times: whatever drifts meanwhile falls on both.
+
+    For each of the run's numbers, the mean of the two runs that each side has in a round.
+    """
+    done = [[run(side) for side in (NATIVE, NAMED, NAMED, NATIVE)] for _ in range(rounds)]
+    return [
+        Pairs(
+            [statistics.fmean((first[at], last[at])) for first, _, _, last in done],
+            [statistics.fmean((second[at], third[at])) for _, second, third, _ in done],
+        )
+        for at in range(len(done[0][0]))
+    ]
+
+
+def execute(conn: psycopg.Connection, statement: str, *arguments: object) -> list[tuple[object, ...]]:
+    """Run a statement that was put together here, and return its rows."""
+    cursor = conn.execute(statement.encode(), arguments or None)
+    return cursor.fetchall() if cursor.description else []
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """How long it takes."""
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def wait_until(what: str, holds: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {PATIENCE:.0f} s: {what}")
+        time.sleep(0.01)
+
+
+def locks_held(conn: psycopg.Connection) -> int:
+    """How many advisory locks, named ones included, the lock manager has for this session."""
+    [(rows,)] = conn.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
+    return int(rows)
+
+
+class BenchServer(Server):
+    """A server with room for many locks."""
+
+    def create(self) -> None:
+        """Make the data directory."""
+        super().create()
+        with (self.data / "postgresql.conf").open("a") as conf:
+            conf.write(SETTINGS)
+
+    def prepare(self) -> None:
+        """The ordinary role may look at its own memory too."""
+        super().prepare()
+        with self._superuser("demo") as conn:
+            conn.execute("GRANT SELECT ON pg_backend_memory_contexts TO demo")
+            conn.execute("GRANT EXECUTE ON FUNCTION pg_get_backend_memory_contexts() TO demo")
+
+
+@contextmanager
+def bench_server(bindir: Path, runas: str | None) -> Iterator[Server]:
+    """Run such a server for the block."""
+    check_user(runas)
+    # Not $TMPDIR: a socket's path may have 107 bytes only, and `runas` has to get there.
+    server = BenchServer(bindir, Path(tempfile.mkdtemp(prefix="named_locks-", dir="/tmp")), runas)
+    try:
+        server.create()
+        server.start()
+        server.prepare()
+        yield server
+    finally:
+        with no_interrupts():
+            server.stop()
