@@ -927,7 +927,8 @@ fn c16_lock_timeout_says_who_is_in_the_way_as_well() {
 fn c48_both_limits_due_at_once() {
     let server = Server::shared();
     let mut watch = server.session("watch");
-    for released in [true, false] {
+    // The server reports the one that is due first, and forgets the other.
+    for (released, limit) in [(true, "800 ms"), (false, "800 ms"), (true, "650 ms"), (false, "650 ms")] {
         let stopped: Vec<_> = Form::all()
             .into_iter()
             .map(|form| {
@@ -935,7 +936,7 @@ fn c48_both_limits_due_at_once() {
                 let a = holder(server, &lock);
                 let mut b = server.session("c48 b");
                 b.run("set statement_timeout = '800ms'");
-                let call = lock.acquire(Some("800 ms"));
+                let call = lock.acquire(Some(limit));
                 let waiting = b.background(&if form.call { call } else { format!("{call}, pg_sleep(20)") });
                 let guard = watch.stop_waiting(waiting.pid);
                 (form, lock, a, waiting, guard)
@@ -984,14 +985,16 @@ fn c48_both_limits_due_at_once() {
 fn c48_both_limits_due_at_once_and_nothing_after() {
     let server = Server::shared();
     let mut watch = server.session("watch");
+    let limits = ["800 ms", "650 ms"];
     let stopped: Vec<_> = Form::all()
         .into_iter()
-        .map(|form| {
+        .flat_map(|form| limits.map(|limit| (form, limit)))
+        .map(|(form, limit)| {
             let lock = form.lock(&unique("c48"));
             let a = holder(server, &lock);
             let mut b = server.session("c48 b");
             b.run("set statement_timeout = '800ms'");
-            let waiting = b.background(&lock.acquire(Some("800 ms")));
+            let waiting = b.background(&lock.acquire(Some(limit)));
             let guard = watch.stop_waiting(waiting.pid);
             (form, lock, a, waiting, guard)
         })

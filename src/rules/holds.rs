@@ -237,10 +237,10 @@ impl Ledger {
     ) {
         self.has_limits |= limit.is_some();
         let hold = &mut self.holds[place as usize];
-        if let Owner::Transaction(subtransaction) = owner {
-            if !hold.runs.iter().any(|run| run.owner == owner) {
-                self.transactional.push((subtransaction, place));
-            }
+        if let Owner::Transaction(subtransaction) = owner
+            && !hold.runs.iter().any(|run| run.owner == owner)
+        {
+            self.transactional.push((subtransaction, place));
         }
         hold.add(mode, owner, limit, statement);
     }
@@ -249,12 +249,13 @@ impl Ledger {
     pub fn remove(&mut self, place: Place, mode: Mode, owner: Owner) -> bool {
         let hold = &mut self.holds[place as usize];
         let removed = hold.remove_last(mode, owner);
-        if let Owner::Transaction(subtransaction) = owner {
-            if removed && !hold.runs.iter().any(|run| run.owner == owner) {
-                // Nearly always the last one: a lock asked for and not granted.
-                let position = self.transactional.iter().rposition(|&taken| taken == (subtransaction, place));
-                position.map(|position| self.transactional.remove(position));
-            }
+        if let Owner::Transaction(subtransaction) = owner
+            && removed
+            && !hold.runs.iter().any(|run| run.owner == owner)
+        {
+            // Nearly always the last one: a lock asked for and not granted.
+            let position = self.transactional.iter().rposition(|&taken| taken == (subtransaction, place));
+            position.map(|position| self.transactional.remove(position));
         }
         removed
     }

@@ -169,6 +169,7 @@ impl Registry {
         if let Some(joined) = joined {
             // SAFETY: this process's entry. Whoever had it before has left it empty, or else is cleared away.
             let entry = unsafe { &*joined.entry };
+            // SAFETY: under the entry's lock.
             joined.with_entry_locked(|area| unsafe { entry.clear(area) });
             entry.deadline.store(NO_DEADLINE, Ordering::Relaxed);
             // SAFETY: a plain global.
@@ -604,7 +605,7 @@ unsafe fn make_directory(area: *mut pg_sys::dsa_area, tranche: i32) -> pg_sys::d
 
 /// The entries behind a directory.
 fn entries(directory: *mut Directory) -> *mut Entry {
-    const _: () = assert!(size_of::<Directory>() % align_of::<Entry>() == 0);
+    const _: () = assert!(align_of::<Entry>() <= align_of::<Directory>());
     // SAFETY: one past the directory, in the memory that make_directory has allocated.
     unsafe { directory.add(1).cast() }
 }
@@ -676,7 +677,7 @@ fn read(slot: *const Slot, only: Option<Tag>) -> Option<Body> {
             let is_wanted = in_use != 0 && only.is_none_or(|only| only == tag);
             let copy = is_wanted.then(|| std::ptr::read_volatile(&raw const (*slot).body));
             fence(Ordering::Acquire);
-            if before % 2 == 0 && (*slot).sequence.load(Ordering::Relaxed) == before {
+            if before & 1 == 0 && (*slot).sequence.load(Ordering::Relaxed) == before {
                 return copy;
             }
         }

@@ -520,10 +520,10 @@ impl Session {
                 lock_manager::release(my_sentinel(), Mode::Exclusive, Scope::Session);
             }
         }
-        if self.ledger.trim() {
-            if let Some(registry) = &mut self.registry {
-                registry.trim();
-            }
+        if self.ledger.trim()
+            && let Some(registry) = &mut self.registry
+        {
+            registry.trim();
         }
     }
 
@@ -572,15 +572,15 @@ impl Session {
 
     /// The process ends.
     pub(super) fn on_exit(&mut self) {
-        if hold_limit::overran() {
-            if let Some((place, limit)) = self.ledger.earliest_limit() {
-                let hold = self.ledger.hold(place);
-                report::log(&format!(
-                    "session ended: {} was held longer than its hold_limit of {} ms",
-                    describe(hold.tag(), hold.name()),
-                    limit.micros / 1_000
-                ));
-            }
+        if hold_limit::overran()
+            && let Some((place, limit)) = self.ledger.earliest_limit()
+        {
+            let hold = self.ledger.hold(place);
+            report::log(&format!(
+                "session ended: {} was held longer than its hold_limit of {} ms",
+                describe(hold.tag(), hold.name()),
+                limit.micros / 1_000
+            ));
         }
         hold_limit::stop();
         self.ledger = Ledger::default();
