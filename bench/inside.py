@@ -43,8 +43,8 @@ SELECT count(*)
 
 def title(bench: Bench) -> str:
     """What is measured, and how."""
-    effort = bench.effort
-    return f"In the server: a free lock, {effort.loop_pairs:,} pairs in one statement, {effort.loop_rounds} rounds, jit off"
+    pairs, rounds = bench.effort.loop_pairs, bench.effort.loop_rounds
+    return f"In the server: a free lock, {pairs:,} pairs in one statement, {rounds} rounds, jit off"
 
 
 def measure(bench: Bench) -> Iterator[Row]:

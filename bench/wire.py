@@ -30,8 +30,8 @@ def title(bench: Bench) -> str:
     """What is measured, and how."""
     effort = bench.effort
     return (
-        f"Over the wire: a free lock of one's own, pgbench -M prepared, {effort.wire_rounds} rounds of native, named, named, "
-        f"native, {effort.wire_seconds:g} s each"
+        f"Over the wire: a free lock of one's own, pgbench -M prepared, {effort.wire_rounds} rounds of native, named, "
+        f"named, native, {effort.wire_seconds:g} s each"
     )
 
 
