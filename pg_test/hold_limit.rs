@@ -91,7 +91,7 @@ fn c49_an_idle_session_is_ended() {
     all_end(&mut watch, doomed);
     for (mut session, lock) in sessions {
         // What the client finds when it comes back; and the lock is anybody's.
-        session.fails("select 1").is("57P01");
+        session.fails("select 1").is_end_of_session();
         assert!(watch.flag(&lock.for_holder().acquire(Some("0"))), "{:?}", lock.form);
     }
     watch.run("select pg_advisory_unlock_all()");
@@ -206,18 +206,19 @@ fn c49_whatever_the_session_does() {
     drop(holder);
 }
 
-/// A busy client is told why its connection ends.
+/// The client is told why, busy or idle.
 #[test]
 fn c49_the_client_gets_57p01() {
     let server = Server::shared();
     let mut watch = server.session("watch");
-    for statement in ["select pg_sleep(3600)", "do $$ begin loop end loop; end $$"] {
-        let (session, _, _) = with_limit(server, Form::named()[0], "busy");
-        let (session, result) = session.background(statement).end();
-        let error = result.expect_err("ended");
-        error.is("57P01");
-        assert_eq!(error.severity, "FATAL");
-        watch.until_gone(session.pid);
+    for statement in ["select pg_sleep(3600)", "do $$ begin loop end loop; end $$", ""] {
+        let mut wire = Wire::open(server);
+        wire.query(&format!("select named_lock('{}', {WITH_LIMIT})", unique("c49"))).replies();
+        if !statement.is_empty() {
+            wire.query(statement);
+        }
+        assert_eq!(wire.replies(), [Reply::Error("57P01".into()), Reply::Closed], "{statement}");
+        watch.until_gone(wire.pid);
     }
 }
 

@@ -122,7 +122,7 @@ fn other_limits_still_raise_and_nothing_is_held_after() {
             let waiting = start(server.session("b"), &lock.acquire(timeout), &mut watch);
             watch.run(&format!("select pg_terminate_backend({})", waiting.pid));
             let (b, result) = waiting.end();
-            result.expect_err("terminated").is_the_sessions_end();
+            result.expect_err("terminated").is_end_of_session();
             watch.until_gone(b.pid);
             holds_nothing(&mut watch, &lock, b.pid);
         }
@@ -764,7 +764,7 @@ fn c14_who_leaves_the_queue_leaves_no_gap() {
         watch.run(&format!("select pg_terminate_backend({})", ended.pid));
         assert!(matches!(answer(form, times_out.end().1), Answer::NotHeld));
         cancelled.end().1.expect_err("cancelled").is("57014");
-        ended.end().1.expect_err("ended").is_the_sessions_end();
+        ended.end().1.expect_err("ended").is_end_of_session();
         let queue =
             format!("select pid || ' at ' || queue_position from lock_waiters where {}", lock.target.in_lock_waiters());
         until("one is left in the queue", || watch.column(&queue) == [format!("{} at 1", last.pid)]);

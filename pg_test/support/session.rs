@@ -342,10 +342,8 @@ impl SqlError {
         self
     }
 
-    /// That the server ended the session. The client may see only that: it drops the server's last message when the
-    /// connection's end comes with it.
     #[track_caller]
-    pub fn is_the_sessions_end(&self) -> &Self {
+    pub fn is_end_of_session(&self) -> &Self {
         assert!(["57P01", "closed"].contains(&self.code.as_str()), "{self:#?}");
         self
     }

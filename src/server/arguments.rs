@@ -79,18 +79,23 @@ impl Arguments {
 }
 
 /// The labels' OIDs met so far: a label's OID never comes to mean another mode.
-static MODES: ProcessLocal<Cell<[(pg_sys::Oid, Mode); 5]>> =
-    ProcessLocal::cell([(pg_sys::Oid::INVALID, Mode::Exclusive); 5]);
+static LABELS: ProcessLocal<Cell<[pg_sys::Oid; Mode::ALL.len()]>> =
+    ProcessLocal::cell([pg_sys::Oid::INVALID; Mode::ALL.len()]);
 
 fn mode_of_label(oid: pg_sys::Oid) -> Result<Mode, Error> {
-    let mut known = MODES.get();
-    if let Some((_, mode)) = known.into_iter().find(|&(label, _)| label == oid) {
-        return Ok(mode);
+    let known = LABELS.get();
+    match known.iter().position(|&label| label == oid) {
+        Some(number) => Ok(Mode::ALL[number]),
+        None => mode_of_new_label(oid, known),
     }
+}
+
+#[cold]
+fn mode_of_new_label(oid: pg_sys::Oid, mut known: [pg_sys::Oid; Mode::ALL.len()]) -> Result<Mode, Error> {
     let (label, _, _) = pgrx::enum_helper::lookup_enum_by_oid(oid);
     let mode = Mode::from_label(&label).ok_or(Error::UnknownMode)?;
-    known[mode as usize] = (oid, mode);
-    MODES.set(known);
+    known[mode as usize] = oid;
+    LABELS.set(known);
     Ok(mode)
 }
 

@@ -317,12 +317,18 @@ impl Session {
     }
 
     /// What has to be done once in a session.
+    #[inline]
     fn start(&mut self) {
         if !self.is_started {
-            self.is_started = true;
-            callbacks::register();
-            self.registry = Registry::join();
+            self.start_now();
         }
+    }
+
+    #[cold]
+    fn start_now(&mut self) {
+        self.is_started = true;
+        callbacks::register();
+        self.registry = Registry::join();
     }
 
     /// Enters a hold that is about to be asked for.
@@ -440,15 +446,21 @@ impl Session {
     }
 
     /// Without the sentinel there are no session holds. To be asked before a call enters new ones.
+    #[inline]
     fn check_sentinel(&mut self) {
         if self.has_sentinel && !lock_manager::held(my_sentinel(), Mode::Exclusive) {
-            self.has_sentinel = false;
-            for place in self.ledger.places() {
-                for mode in Mode::ALL {
-                    self.ledger.forget(place, mode, Scope::Session);
-                }
-                self.after_change(place);
+            self.forget_session_holds();
+        }
+    }
+
+    #[cold]
+    fn forget_session_holds(&mut self) {
+        self.has_sentinel = false;
+        for place in self.ledger.places() {
+            for mode in Mode::ALL {
+                self.ledger.forget(place, mode, Scope::Session);
             }
+            self.after_change(place);
         }
     }
 

@@ -92,10 +92,15 @@ fn is_known(name: &CStr) -> bool {
 /// Before the library is loaded anyone may give our settings a value, at connection start too, where it covers the one
 /// that an administrator gave the role: the server then drops it for lack of rights, and the administrator's is lost.
 /// So where there was such a value, the configuration files' and the role's values are applied once more.
+#[inline]
 fn settle() {
-    if !HAD_PLACEHOLDER.get() {
-        return;
+    if HAD_PLACEHOLDER.get() {
+        apply_once_more();
     }
+}
+
+#[cold]
+fn apply_once_more() {
     // SAFETY: in a transaction, as every SQL function is: what the server does at connection start, by the same calls.
     unsafe {
         if pg_sys::InitializingParallelWorker || pg_sys::ParallelWorkerNumber >= 0 {
