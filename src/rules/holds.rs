@@ -371,7 +371,7 @@ impl Ledger {
 }
 
 /// So many places are kept while nothing is held.
-pub const IDLE_PLACES: usize = 16;
+pub const IDLE_PLACES: usize = 32;
 
 #[cfg(test)]
 mod tests {

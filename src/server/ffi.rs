@@ -66,6 +66,7 @@ unsafe extern "C-unwind" {
     pub fn dsa_pin(area: *mut pg_sys::dsa_area);
     pub fn dsa_pin_mapping(area: *mut pg_sys::dsa_area);
     pub fn dsa_allocate_extended(area: *mut pg_sys::dsa_area, size: usize, flags: c_int) -> pg_sys::dsa_pointer;
+    pub fn dsa_trim(area: *mut pg_sys::dsa_area);
     pub fn dsa_free(area: *mut pg_sys::dsa_area, pointer: pg_sys::dsa_pointer);
     pub fn dsa_get_address(area: *mut pg_sys::dsa_area, pointer: pg_sys::dsa_pointer) -> *mut c_void;
 

@@ -7,6 +7,8 @@
 
 use super::ffi;
 use super::process_local::ProcessLocal;
+use super::report;
+use super::session;
 use crate::rules::error::Error;
 use crate::rules::holds::Limit;
 use pgrx::pg_sys;
@@ -96,8 +98,11 @@ fn make() -> std::io::Result<libc::timer_t> {
 unsafe extern "C-unwind" fn on_report(error: *mut pg_sys::ErrorData) {
     // SAFETY: the server's error, in whose memory context we are.
     unsafe {
-        if (*error).elevel as u32 == pg_sys::FATAL && (*error).detail.is_null() && overran() {
-            (*error).detail = pg_sys::pstrdup(c"A lock of this session was held longer than its hold_limit.".as_ptr());
+        if (*error).elevel as u32 == pg_sys::FATAL
+            && (*error).detail.is_null()
+            && let Some(overrun) = session::overrun()
+        {
+            (*error).detail = report::palloc_string(&format!("The {overrun}.")).cast_mut();
         }
         if let Some(previous) = PREVIOUS_LOG_HOOK.get() {
             previous(error);

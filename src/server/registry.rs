@@ -6,8 +6,9 @@
 //! asked for and cleared after it is given back: the lock manager says what is held, the slot says by which name.
 //!
 //! Readers never stop a writer. Each slot has a sequence counter, odd while it is written; a reader tries again when the
-//! counter moved. The entry's LWLock only guards memory that comes and goes: chunks of slots, and names too long for a
-//! slot.
+//! counter moved. The entry's LWLock only guards memory that comes and goes: slots come in chunks, and names too long for
+//! a slot in blocks beside them. All pieces are small enough for the area's pools: of larger ones it never gives a whole
+//! segment back to the operating system.
 
 use super::ffi;
 use super::report;
@@ -28,13 +29,15 @@ const CONTROL_SIZE: usize = 128;
 const CONTROL_MAGIC: u32 = 0x6E6C_0001;
 const TRANCHE_NAME: &CStr = c"named_locks";
 
-/// Chunk `n` has `FIRST_CHUNK << n` slots.
-const FIRST_CHUNK: usize = IDLE_PLACES;
-const MAX_CHUNKS: usize = 16;
-/// How many locks a session's slots can hold.
-pub const MAX_PLACES: usize = FIRST_CHUNK * ((1 << MAX_CHUNKS) - 1);
+/// How many slots a chunk has.
+const CHUNK_SLOTS: usize = IDLE_PLACES;
+/// How many names a block of long names has.
+const BLOCK_NAMES: usize = 8;
+const CHUNK_BLOCKS: usize = CHUNK_SLOTS / BLOCK_NAMES;
+/// The most different locks of a session that the registry is made for.
+pub const MAX_PLACES: usize = 1_000_000;
 
-/// Longer names stand outside of the slot.
+/// Longer names stand in a block beside the chunk.
 const INLINE_NAME: usize = 96;
 /// A writer may be stopped in the middle of a slot: readers give it up then.
 const MAX_READ_TRIES: u32 = 10_000;
@@ -65,13 +68,30 @@ struct Directory {
 /// One process's part.
 #[repr(C)]
 struct Entry {
-    /// Guards `pid`, `chunks` and the memory that they and the slots lead to.
+    /// Guards `pid`, and the memory that `first` leads to.
     lock: pg_sys::LWLock,
     pid: AtomicI32,
     /// When this process's wait for a lock ends by itself; [`NO_DEADLINE`] without one.
     deadline: AtomicI64,
-    chunks: [AtomicU64; MAX_CHUNKS],
+    /// The first chunk.
+    first: AtomicU64,
 }
+
+/// A chunk of slots.
+#[repr(C)]
+struct Chunk {
+    next: AtomicU64,
+    /// For each [`BLOCK_NAMES`] slots, a [`Block`] or nothing.
+    blocks: [AtomicU64; CHUNK_BLOCKS],
+    slots: [Slot; CHUNK_SLOTS],
+}
+
+/// Room for long names.
+type Block = [[u8; MAX_NAME_BYTES]; BLOCK_NAMES];
+
+/// `utils/mmgr/dsa.c`: larger pieces get pages of their own.
+const MAX_POOLED: usize = 8192;
+const _: () = assert!(size_of::<Chunk>() <= MAX_POOLED && size_of::<Block>() <= MAX_POOLED);
 
 /// Shown as NULL.
 const NO_DEADLINE: i64 = i64::MAX;
@@ -95,7 +115,6 @@ struct Body {
     since: [i64; 2],
     limit_micros: i64,
     expires_at: i64,
-    long_name: pg_sys::dsa_pointer,
     name: [u8; INLINE_NAME],
 }
 
@@ -141,14 +160,21 @@ pub enum Party {
     Prepared(i32, u32),
 }
 
+/// A chunk of this process, mapped.
+#[derive(Debug)]
+struct OwnChunk {
+    chunk: *mut Chunk,
+    blocks: [*mut Block; CHUNK_BLOCKS],
+}
+
 /// This process's access to the registry.
 #[derive(Debug)]
 pub struct Registry {
     area: *mut pg_sys::dsa_area,
     directory: *mut Directory,
     entry: *mut Entry,
-    chunks: [*mut Slot; MAX_CHUNKS],
-    /// There was no memory for a chunk or a name: do not ask again before something is given back.
+    chunks: Vec<OwnChunk>,
+    /// There was no memory: do not ask again before something is given back.
     is_full: Cell<bool>,
 }
 
@@ -191,17 +217,18 @@ impl Registry {
         let Some(slot) = self.slot(place) else { return };
         let name = hold.name();
         let is_long = name.len() > INLINE_NAME;
-        let long_name = if fresh && is_long { self.keep_long_name(name) } else { NO_POINTER };
+        let long_name = if fresh && is_long { self.long_name(place) } else { None };
         write(slot, |body| {
             if fresh {
                 body.in_use = 1;
                 body.tag = hold.tag();
                 body.since = [0; 2];
-                body.long_name = long_name;
-                // A long name that no memory could be had for is not shown.
-                body.name_length = if is_long && long_name == NO_POINTER { 0 } else { name.len() as u16 };
-                if !is_long {
-                    body.name[..name.len()].copy_from_slice(name);
+                body.name_length = name.len() as u16;
+                match long_name {
+                    // SAFETY: room for the longest name, which readers look at as they do at the slot.
+                    Some(memory) => unsafe { std::ptr::copy_nonoverlapping(name.as_ptr(), memory, name.len()) },
+                    None if is_long => body.name_length = 0, // no memory: not shown
+                    None => body.name[..name.len()].copy_from_slice(name),
                 }
             }
             body.waits_as = waits_as.map_or(0, |scope| 1 + scope as u8);
@@ -242,34 +269,27 @@ impl Registry {
     /// Clears a place.
     pub fn clear(&mut self, place: Place) {
         let Some(slot) = self.slot(place) else { return };
-        // SAFETY: only this process writes its slots, so it can read them as they are.
-        let long_name = unsafe { (*slot).body.long_name };
         write(slot, |body| {
             body.in_use = 0;
             body.waits_as = 0;
-            body.long_name = NO_POINTER;
         });
-        if long_name != NO_POINTER {
-            self.with_entry_locked(|area| {
-                // SAFETY: allocated by keep_long_name, and nobody can read it under the entry's lock.
-                unsafe { free(area, long_name) }
-            });
-            self.is_full.set(false);
-        }
+        self.is_full.set(false);
     }
 
     /// Gives back the memory that held the slots of many locks. For when nothing is held.
     pub fn trim(&mut self) {
         self.is_full.set(false);
-        if self.chunks[1..].iter().all(|chunk| chunk.is_null()) {
-            return;
-        }
-        self.chunks[1..].fill(std::ptr::null_mut());
-        let entry = self.entry;
+        self.chunks.truncate(1);
+        let Some(first) = self.chunks.first() else { return };
+        // SAFETY: a chunk of this process.
+        let next = unsafe { &(*first.chunk).next };
         self.with_entry_locked(|area| {
-            // SAFETY: this process's entry, under its lock.
-            unsafe { free_chunks(area, &(&(*entry).chunks)[1..]) }
+            // SAFETY: under the entry's lock.
+            unsafe { free_chunks(area, next) }
         });
+        let area = self.area;
+        // SAFETY: a server call with plain arguments.
+        unsafe { shared_memory_call(|| ffi::dsa_trim(area)) };
     }
 
     /// Leaves the registry, at the end of the session.
@@ -364,37 +384,30 @@ impl Registry {
 
     fn transaction_since(&self, tag: Tag) -> i64 {
         // SAFETY: this process's own slots.
-        let slots = self
-            .chunks
-            .iter()
-            .enumerate()
-            .filter(|(_, chunk)| !chunk.is_null())
-            .flat_map(|(n, &chunk)| (0..FIRST_CHUNK << n).map(move |offset| unsafe { &(*chunk.add(offset)).body }));
+        let mut slots = self.chunks.iter().flat_map(|own| unsafe { &(*own.chunk).slots });
         slots
-            .into_iter()
-            .find(|body| body.in_use != 0 && body.tag == tag)
-            .map_or(0, |body| body.since[Scope::Transaction as usize])
+            .find(|slot| slot.body.in_use != 0 && slot.body.tag == tag)
+            .map_or(0, |slot| slot.body.since[Scope::Transaction as usize])
     }
 
     /// None, with the lock gone, where memory cannot be mapped: what was read until then stands.
     fn read_entry(&self, entry: &Entry, only: Option<Tag>, published: &mut Vec<Published>) -> Option<()> {
         let pid = entry.pid.load(Ordering::Relaxed);
         let deadline = entry.deadline.load(Ordering::Relaxed);
-        for (number, chunk) in entry.chunks.iter().enumerate() {
-            let pointer = chunk.load(Ordering::Acquire);
-            if pointer == NO_POINTER {
-                continue;
+        let mut next = entry.first.load(Ordering::Acquire);
+        while next != NO_POINTER {
+            // SAFETY: a chunk of the entry, which stays under its lock.
+            let chunk = unsafe { &*self.address::<Chunk>(next)? };
+            next = chunk.next.load(Ordering::Acquire);
+            let mut blocks = [std::ptr::null::<Block>(); CHUNK_BLOCKS];
+            for (block, pointer) in blocks.iter_mut().zip(&chunk.blocks) {
+                match pointer.load(Ordering::Acquire) {
+                    NO_POINTER => {}
+                    pointer => *block = self.address::<Block>(pointer)?,
+                }
             }
-            let chunk = self.address::<Slot>(pointer)?;
-            for offset in 0..FIRST_CHUNK << number {
-                // SAFETY: a chunk has so many slots, and stays under the entry's lock.
-                let Some(body) = read(unsafe { chunk.add(offset) }, only) else { continue };
-                let length = usize::from(body.name_length);
-                let name = match body.long_name {
-                    NO_POINTER => body.name[..length.min(INLINE_NAME)].to_vec(),
-                    // SAFETY: a long name's memory is as long as the name and stays under the entry's lock.
-                    long_name => unsafe { std::slice::from_raw_parts(self.address(long_name)?, length) }.to_vec(),
-                };
+            for (number, slot) in chunk.slots.iter().enumerate() {
+                let Some((body, name)) = read(slot, only, || long_name_in(&blocks, number)) else { continue };
                 let waits_as = match body.waits_as {
                     0 => None,
                     1 => Some(Scope::Session),
@@ -440,32 +453,37 @@ impl Registry {
 
     /// This process's slot at a place; makes room for it if there is none. None without memory.
     fn slot(&mut self, place: Place) -> Option<*mut Slot> {
-        let (number, offset) = locate(place);
-        if self.chunks[number].is_null() {
-            self.chunks[number] = self.add_chunk(number)?;
+        let (number, slot) = locate(place);
+        while self.chunks.len() <= number {
+            self.add_chunk()?;
         }
-        // SAFETY: a chunk has so many slots.
-        Some(unsafe { self.chunks[number].add(offset) })
+        // SAFETY: a chunk of this process.
+        Some(unsafe { &raw mut (*self.chunks[number].chunk).slots[slot] })
     }
 
     #[cold]
-    fn add_chunk(&self, number: usize) -> Option<*mut Slot> {
-        let (pointer, chunk) = self.allocate_bytes((FIRST_CHUNK << number) * size_of::<Slot>())?;
-        // SAFETY: this process's entry.
-        unsafe { (*self.entry).chunks[number].store(pointer, Ordering::Release) };
-        Some(chunk.cast())
+    fn add_chunk(&mut self) -> Option<()> {
+        let (pointer, chunk) = self.allocate::<Chunk>()?;
+        // SAFETY: this process's entry, and a chunk of it.
+        let link = unsafe { self.chunks.last().map_or(&(*self.entry).first, |last| &(*last.chunk).next) };
+        link.store(pointer, Ordering::Release);
+        self.chunks.push(OwnChunk { chunk, blocks: [std::ptr::null_mut(); CHUNK_BLOCKS] });
+        Some(())
     }
 
+    /// Where a place's long name stands; makes room if there is none. None without memory.
     #[cold]
-    fn keep_long_name(&self, name: &[u8]) -> pg_sys::dsa_pointer {
-        match self.allocate_bytes(name.len()) {
-            Some((pointer, memory)) => {
-                // SAFETY: so many bytes have just been allocated.
-                unsafe { std::ptr::copy_nonoverlapping(name.as_ptr(), memory, name.len()) };
-                pointer
-            }
-            None => NO_POINTER,
+    fn long_name(&mut self, place: Place) -> Option<*mut u8> {
+        self.slot(place)?;
+        let (number, slot) = locate(place);
+        let block = slot / BLOCK_NAMES;
+        if self.chunks[number].blocks[block].is_null() {
+            let (pointer, memory) = self.allocate::<Block>()?;
+            // SAFETY: a chunk of this process.
+            unsafe { (*self.chunks[number].chunk).blocks[block].store(pointer, Ordering::Release) };
+            self.chunks[number].blocks[block] = memory;
         }
+        long_name_in(&self.chunks[number].blocks.map(|block| block.cast_const()), slot).map(|name| name.cast_mut())
     }
 
     fn allocate<T>(&self) -> Option<(pg_sys::dsa_pointer, *mut T)> {
@@ -509,35 +527,29 @@ impl Entry {
     /// Under its exclusive lock.
     unsafe fn clear(&self, area: *mut pg_sys::dsa_area) -> Option<()> {
         self.pid.store(0, Ordering::Relaxed);
-        for (number, chunk) in self.chunks.iter().enumerate() {
-            let pointer = chunk.load(Ordering::Relaxed);
-            if pointer == NO_POINTER {
-                continue;
-            }
-            // SAFETY: the chunk that the pointer leads to has so many slots; a long name is nobody else's.
-            unsafe {
-                let slots = shared_memory_call(|| ffi::dsa_get_address(area, pointer))?.cast::<Slot>();
-                for offset in 0..FIRST_CHUNK << number {
-                    match (*slots.add(offset)).body.long_name {
-                        NO_POINTER => {}
-                        long_name => free(area, long_name)?,
-                    }
-                }
-            }
-        }
-        // SAFETY: as above.
-        unsafe { free_chunks(area, &self.chunks) }
+        // SAFETY: the caller's.
+        unsafe { free_chunks(area, &self.first) }
     }
 }
 
+/// Frees the chunks that a link leads to, and their blocks.
+///
 /// # Safety
-/// Under the exclusive lock of the entry that the chunks belong to.
-unsafe fn free_chunks(area: *mut pg_sys::dsa_area, chunks: &[AtomicU64]) -> Option<()> {
-    for chunk in chunks {
-        match chunk.swap(NO_POINTER, Ordering::Relaxed) {
-            NO_POINTER => {}
-            // SAFETY: allocated by add_chunk; nobody else can lead there any more.
-            pointer => unsafe { free(area, pointer) }?,
+/// Under the exclusive lock of the entry that they belong to.
+unsafe fn free_chunks(area: *mut pg_sys::dsa_area, link: &AtomicU64) -> Option<()> {
+    let mut next = link.swap(NO_POINTER, Ordering::Relaxed);
+    while next != NO_POINTER {
+        // SAFETY: allocated by the entry's process; nobody else can lead there any more.
+        unsafe {
+            let chunk = &*shared_memory_call(|| ffi::dsa_get_address(area, next))?.cast::<Chunk>();
+            for block in &chunk.blocks {
+                match block.load(Ordering::Relaxed) {
+                    NO_POINTER => {}
+                    pointer => free(area, pointer)?,
+                }
+            }
+            let this = std::mem::replace(&mut next, chunk.next.load(Ordering::Relaxed));
+            free(area, this)?;
         }
     }
     Some(())
@@ -581,7 +593,7 @@ unsafe fn join_under_lock() -> Registry {
         let entry = entries(directory).add(ffi::my_process_number());
         ffi::LWLockRelease(lock);
 
-        Registry { area, directory, entry, chunks: [std::ptr::null_mut(); MAX_CHUNKS], is_full: Cell::new(false) }
+        Registry { area, directory, entry, chunks: Vec::new(), is_full: Cell::new(false) }
     }
 }
 
@@ -649,9 +661,14 @@ unsafe fn shared_memory_call<R>(call: impl FnOnce() -> R) -> Option<R> {
 
 /// The chunk of a place, and the slot within it.
 fn locate(place: Place) -> (usize, usize) {
-    let group = place as usize / FIRST_CHUNK + 1;
-    let number = group.ilog2() as usize;
-    (number, place as usize - FIRST_CHUNK * ((1 << number) - 1))
+    (place as usize / CHUNK_SLOTS, place as usize % CHUNK_SLOTS)
+}
+
+/// Where a slot's long name stands in the blocks of its chunk.
+fn long_name_in(blocks: &[*const Block; CHUNK_BLOCKS], slot: usize) -> Option<*const u8> {
+    let block = blocks[slot / BLOCK_NAMES];
+    // SAFETY: a block has so many names.
+    (!block.is_null()).then(|| unsafe { (&raw const (*block)[slot % BLOCK_NAMES]).cast() })
 }
 
 /// Writes a slot of this process.
@@ -666,8 +683,9 @@ fn write(slot: *mut Slot, change: impl FnOnce(&mut Body)) {
     }
 }
 
-/// Copies a slot of any process; None if it says nothing (about that lock).
-fn read(slot: *const Slot, only: Option<Tag>) -> Option<Body> {
+/// Copies a slot of any process and its name; None if it says nothing (about that lock). `long_name` tells where a name
+/// stands that is too long for the slot.
+fn read(slot: *const Slot, only: Option<Tag>, long_name: impl Fn() -> Option<*const u8>) -> Option<(Body, Vec<u8>)> {
     for _ in 0..MAX_READ_TRIES {
         // SAFETY: the slot's memory stays; a copy torn by its writer is thrown away.
         unsafe {
@@ -675,7 +693,19 @@ fn read(slot: *const Slot, only: Option<Tag>) -> Option<Body> {
             let in_use = std::ptr::read_volatile(&raw const (*slot).body.in_use);
             let tag = std::ptr::read_volatile(&raw const (*slot).body.tag);
             let is_wanted = in_use != 0 && only.is_none_or(|only| only == tag);
-            let copy = is_wanted.then(|| std::ptr::read_volatile(&raw const (*slot).body));
+            let copy = is_wanted.then(|| {
+                let body = std::ptr::read_volatile(&raw const (*slot).body);
+                let length = usize::from(body.name_length).min(MAX_NAME_BYTES);
+                let name = match long_name().filter(|_| length > INLINE_NAME) {
+                    Some(name) => {
+                        let mut copy = vec![0; length];
+                        std::ptr::copy_nonoverlapping(name, copy.as_mut_ptr(), length);
+                        copy
+                    }
+                    None => body.name[..length.min(INLINE_NAME)].to_vec(),
+                };
+                (body, name)
+            });
             fence(Ordering::Acquire);
             if before & 1 == 0 && (*slot).sequence.load(Ordering::Relaxed) == before {
                 return copy;

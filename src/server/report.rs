@@ -115,7 +115,8 @@ fn pack_sqlstate(sqlstate: &str) -> i32 {
     sqlstate.bytes().rev().fold(0, |packed, byte| packed << 6 | i32::from((byte - b'0') & 0x3F))
 }
 
-fn palloc_string(text: &str) -> *const c_char {
+/// A text of ours as a C string in the current memory context, in the database's encoding.
+pub fn palloc_string(text: &str) -> *const c_char {
     let mut bytes = encoding::from_utf8(text);
     bytes.retain(|&byte| byte != 0);
     bytes.push(0);

@@ -129,6 +129,11 @@ pub(super) fn in_callback(work: impl FnOnce(&mut Session)) {
     }
 }
 
+/// Which lock was held for too long, if the session ends for that. For the error that ends it.
+pub(super) fn overrun() -> Option<String> {
+    SESSION.try_borrow_mut().ok()?.overrun()
+}
+
 /// Takes a lock; whether it is held now.
 ///
 /// # Errors
@@ -582,17 +587,18 @@ impl Session {
         }
     }
 
+    /// Which lock was held for too long, if the session ends for that.
+    fn overrun(&mut self) -> Option<String> {
+        let (place, limit) = self.ledger.earliest_limit().filter(|_| hold_limit::overran())?;
+        let hold = self.ledger.hold(place);
+        let lock = describe(hold.tag(), hold.name());
+        Some(format!("{lock} was held longer than its hold_limit of {} ms", limit.micros / 1_000))
+    }
+
     /// The process ends.
     pub(super) fn on_exit(&mut self) {
-        if hold_limit::overran()
-            && let Some((place, limit)) = self.ledger.earliest_limit()
-        {
-            let hold = self.ledger.hold(place);
-            report::log(&format!(
-                "session ended: {} was held longer than its hold_limit of {} ms",
-                describe(hold.tag(), hold.name()),
-                limit.micros / 1_000
-            ));
+        if let Some(overrun) = self.overrun() {
+            report::log(&format!("session ended: {overrun}"));
         }
         hold_limit::stop();
         self.ledger = Ledger::default();
