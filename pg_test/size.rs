@@ -1,6 +1,6 @@
 //! Case C43: many locks, the limits on them, and what a long session leaves in memory.
 
-use super::support::{Cluster, Form, Server, Session, as_server_user, run, unique, unique_ident};
+use super::support::{Cluster, Form, Reply, Server, Session, Wire, as_server_user, run, unique, unique_ident};
 
 /// How many different locks a session may hold unless it is set otherwise.
 const DEFAULT_LIMIT: i64 = 1_000;
@@ -195,6 +195,27 @@ fn c43_statements_of_the_extended_protocol() {
         let error = a.client.query(&many, &[&k]).expect_err("too many");
         assert_eq!(error.code().map(|code| code.code().to_owned()).as_deref(), Some("53400"));
         holds(&mut watch, a.pid, 2);
+    }
+}
+
+/// A driver that fetches rows in parts sends one Execute after the other: still the same statement.
+#[test]
+fn c43_a_statement_whose_rows_are_fetched_in_parts() {
+    let server = Server::shared();
+    let mut watch = server.session("watch");
+    for portal in ["", "named"] {
+        let mut wire = Wire::open(server);
+        let k = unique("c43");
+        wire.query(&format!("begin; select named_lock('{k} keep')")).replies();
+        wire.portal(portal, &format!("select named_lock('{k} ' || i) from generate_series(1, 100000) as i"));
+        for _ in 0..2 {
+            wire.execute(portal, 7).flush().send();
+            while wire.reply() != Reply::Suspended {}
+        }
+        holds(&mut watch, wire.pid, 15);
+        let replies = wire.execute(portal, 0).sync().replies();
+        assert!(replies.contains(&Reply::Error("53400".into())), "{:?}", replies.last());
+        holds(&mut watch, wire.pid, 1);
     }
 }
 
@@ -459,6 +480,7 @@ fn leaves_no_memory(session: &mut Session, what: &str, allowed: i64, mut work: i
     work(session);
     let after = memory(session);
     let growth = (after.contexts - before.contexts).max(after.resident - before.resident);
+    println!("{what}: {growth} bytes");
     assert!(growth < allowed, "{what}: {growth} bytes more: {before:?} {after:?}");
 }
 

@@ -1,4 +1,5 @@
 -- Who holds and who waits. The lock manager is the truth: each row was granted (or queued) when the view was read.
+-- No table is joined: its relation lock could not be had when the server's lock table is full, which is when one looks.
 
 CREATE FUNCTION lock_holders(
     OUT kind text,
@@ -15,7 +16,7 @@ CREATE FUNCTION lock_holders(
     OUT hold_limit interval,
     OUT expires_at timestamp with time zone,
     OUT waiters integer,
-    OUT database oid,
+    OUT database name,
     OUT prepared xid,
     OUT classid oid,
     OUT objid oid,
@@ -46,14 +47,13 @@ SELECT h.kind,
        NULL::pg_catalog.text AS owner,
        NULL::pg_catalog.jsonb AS payload,
        h.waiters,
-       d.datname AS database,
+       h.database,
        p.gid,
        h.classid,
        h.objid,
        h.objsubid
   FROM @extschema@.lock_holders() AS h
-  LEFT JOIN pg_catalog.pg_database AS d ON d.oid OPERATOR(pg_catalog.=) h.database
-  LEFT JOIN pg_catalog.pg_prepared_xacts AS p ON p.transaction OPERATOR(pg_catalog.=) h.prepared;
+  LEFT JOIN pg_catalog.pg_prepared_xact() AS p ON p.transaction OPERATOR(pg_catalog.=) h.prepared;
 COMMENT ON VIEW lock_holders IS 'one row for each holder of a named or native advisory lock';
 COMMENT ON COLUMN lock_holders.kind IS 'session, transaction, or advisory (a native advisory lock)';
 COMMENT ON COLUMN lock_holders.domain IS 'what stands before the first colon of the name';

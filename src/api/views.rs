@@ -2,6 +2,7 @@
 
 use crate::rules::mode::Mode;
 use crate::server::arguments::{OidOrZero, ServerText, interval, timestamp};
+use crate::server::databases::{DatabaseName, DatabaseNames};
 use crate::server::who;
 use pgrx::datum::{Inet, Interval, TimestampWithTimeZone};
 use pgrx::prelude::*;
@@ -25,14 +26,15 @@ fn lock_holders() -> TableIterator<
         name!(hold_limit, Option<Interval>),
         name!(expires_at, Option<TimestampWithTimeZone>),
         name!(waiters, i32),
-        name!(database, Option<pg_sys::Oid>),
+        name!(database, Option<DatabaseName>),
         name!(prepared, Option<pg_sys::TransactionId>),
         name!(classid, OidOrZero),
         name!(objid, OidOrZero),
         name!(objsubid, i16),
     ),
 > {
-    TableIterator::new(who::all_holders().into_iter().map(|holder| {
+    let mut databases = DatabaseNames::default();
+    TableIterator::new(who::all_holders().into_iter().map(move |holder| {
         let activity = holder.activity;
         let state = activity.as_ref().and_then(|activity| activity.state);
         (
@@ -50,7 +52,7 @@ fn lock_holders() -> TableIterator<
             holder.limit.map(|(micros, _)| interval(micros)),
             holder.limit.map(|(_, expires_at)| timestamp(expires_at)),
             holder.waiters,
-            (holder.tag.database != 0).then(|| holder.tag.database.into()),
+            databases.name(holder.tag.database),
             holder.prepared.map(pg_sys::TransactionId::from),
             OidOrZero(holder.tag.high),
             OidOrZero(holder.tag.low),

@@ -8,6 +8,7 @@
 pub mod activity;
 pub mod arguments;
 pub mod callbacks;
+pub mod databases;
 pub mod encoding;
 pub mod ffi;
 pub mod hold_limit;
