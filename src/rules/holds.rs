@@ -58,7 +58,7 @@ pub struct Run {
     pub limit: Option<Limit>,
 }
 
-/// Identifies a client's statement within its session: its start time, and where it stands in its query string.
+/// Identifies a client's statement within its session: when it began, and where it stands in its query string.
 pub type StatementId = (i64, i32);
 
 /// All of a session's holds of one lock.

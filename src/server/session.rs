@@ -696,20 +696,23 @@ fn owning_subtransaction() -> u32 {
     }
 }
 
-/// The statement that the client has sent: when, and where in its query string it stands.
+/// The statement that the client has sent: when its portal was made, and where in its query string it stands.
 fn current_statement() -> StatementId {
-    // SAFETY: a portal that is running, or null; its statements are planned ones.
+    // SAFETY: portals that are running, or null; their statements are planned ones.
     unsafe {
         let mut portal = pg_sys::ActivePortal;
         if !portal.is_null() && *(*portal).name != 0 {
-            // A cursor within a function. The client's own statement runs in the portal without a name.
-            portal = ffi::GetPortalByName(c"".as_ptr());
+            // A cursor within a function, as a rule: the client's own statement runs in the portal without a name. If none
+            // runs there, the client has named its portal.
+            let unnamed = ffi::GetPortalByName(c"".as_ptr());
+            if !unnamed.is_null() && (*unnamed).status == pg_sys::PortalStatus::PORTAL_ACTIVE {
+                portal = unnamed;
+            }
         }
-        let mut location = 0;
-        if !portal.is_null() && (*portal).status == pg_sys::PortalStatus::PORTAL_ACTIVE && !(*portal).stmts.is_null() {
-            let statement = (*(*(*portal).stmts).elements).ptr_value.cast::<pg_sys::PlannedStmt>();
-            location = (*statement).stmt_location;
+        if portal.is_null() || (*portal).stmts.is_null() {
+            return (ffi::GetCurrentStatementStartTimestamp(), 0);
         }
-        (ffi::GetCurrentStatementStartTimestamp(), location)
+        let statement = (*(*(*portal).stmts).elements).ptr_value.cast::<pg_sys::PlannedStmt>();
+        ((*portal).creation_time, (*statement).stmt_location)
     }
 }
