@@ -154,7 +154,12 @@ pub fn acquire(lock: &Lock<'_>, request: Request) -> Result<bool, Problem> {
         Ok(Outcome::Granted) => with_session(|session| session.limit(place, request)),
         Ok(Outcome::NotAvailable) | Err(_) => with_session(|session| session.withdraw(place, request.mode, owner)),
     }
-    match outcome? {
+    answer(lock, request, outcome?)
+}
+
+/// What a call says of how it came out: a wait as the server would fails as the server would.
+fn answer(lock: &Lock<'_>, request: Request, outcome: Outcome) -> Result<bool, Problem> {
+    match outcome {
         Outcome::Granted => Ok(true),
         Outcome::NotAvailable if request.wait == Wait::Server => Err(not_obtained(lock, request).into()),
         Outcome::NotAvailable => Ok(false),
@@ -256,11 +261,7 @@ pub fn convert(lock: &Lock<'_>, mode: Mode, wait: Wait) -> Result<bool, Problem>
         }
         Ok(Outcome::NotAvailable) | Err(_) => session.withdraw(place, mode, Owner::Session),
     });
-    match outcome? {
-        Outcome::Granted => Ok(true),
-        Outcome::NotAvailable if wait == Wait::Server => Err(not_obtained(lock, request).into()),
-        Outcome::NotAvailable => Ok(false),
-    }
+    answer(lock, request, outcome?)
 }
 
 /// Gives the session's holds of a lock a new limit from now on, or none; when it is reached, in microseconds of the
