@@ -172,6 +172,7 @@ struct OwnChunk {
 pub struct Registry {
     area: *mut pg_sys::dsa_area,
     directory: *mut Directory,
+    directory_pointer: pg_sys::dsa_pointer,
     entry: *mut Entry,
     chunks: Vec<OwnChunk>,
     /// There was no memory: do not ask again before something is given back.
@@ -287,9 +288,7 @@ impl Registry {
             // SAFETY: under the entry's lock.
             unsafe { free_chunks(area, next) }
         });
-        let area = self.area;
-        // SAFETY: a server call with plain arguments.
-        unsafe { shared_memory_call(|| ffi::dsa_trim(area)) };
+        self.trim_area();
     }
 
     /// Leaves the registry, at the end of the session.
@@ -299,10 +298,20 @@ impl Registry {
             // SAFETY: this process's entry, under its lock.
             unsafe { (*entry).clear(area) }
         });
+        self.trim_area();
+    }
+
+    /// Gives segments without anything in them back to the operating system.
+    fn trim_area(&self) {
+        let area = self.area;
+        // SAFETY: a server call with plain arguments.
+        unsafe { shared_memory_call(|| ffi::dsa_trim(area)) };
     }
 
     /// Everything that all sessions and prepared transactions have published, or all about one lock.
     pub fn read(&self, only: Option<Tag>) -> Vec<Published> {
+        // A process lets go of segments that others have freed when it next calls into the area.
+        self.address::<Directory>(self.directory_pointer);
         let mut published = Vec::new();
         for number in 0..ffi::max_processes() {
             // SAFETY: the directory is followed by so many entries.
@@ -593,7 +602,14 @@ unsafe fn join_under_lock() -> Registry {
         let entry = entries(directory).add(ffi::my_process_number());
         ffi::LWLockRelease(lock);
 
-        Registry { area, directory, entry, chunks: Vec::new(), is_full: Cell::new(false) }
+        Registry {
+            area,
+            directory,
+            directory_pointer: (*control).directory,
+            entry,
+            chunks: Vec::new(),
+            is_full: Cell::new(false),
+        }
     }
 }
 
