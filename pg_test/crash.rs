@@ -41,7 +41,8 @@ fn starts_from_nothing(cluster: &Cluster) {
     assert_eq!(a.int("select count(*) from lock_holders"), 0);
 }
 
-/// Takes locks of every kind, a few of them with long names and a limit.
+/// Takes locks of every kind, a few of them with long names and a limit. Leaves the session in a transaction block, in
+/// which what it sees of other sessions' activity stands still.
 fn take_some(session: &mut Session, stem: &str) {
     session.run("begin");
     session.run(&format!(
@@ -81,7 +82,7 @@ fn a_killed_waiter_and_a_killed_looker() {
     let mut holder = cluster.session("holder");
     take_some(&mut holder, "a");
     let waiting = cluster.session("waiter").background("select named_lock('a session')");
-    holder.until_waiting(waiting.pid);
+    cluster.session("watch").until_waiting(waiting.pid);
     signal(waiting.pid, "KILL");
     waiting.end().1.expect_err("killed");
     until("the holder sees the crash", || holder.query("select 1").is_err());
@@ -93,8 +94,9 @@ fn a_killed_waiter_and_a_killed_looker() {
     let looker = cluster.session("looker").background(
         "do $$ begin loop perform count(*) from lock_holders; perform count(*) from lock_waiters; end loop; end $$",
     );
+    let mut watch = cluster.session("watch");
     until("it looks", || {
-        holder.flag(&format!("select state = 'active' from pg_stat_activity where pid = {}", looker.pid))
+        watch.flag(&format!("select state = 'active' from pg_stat_activity where pid = {}", looker.pid))
     });
     signal(looker.pid, "KILL");
     looker.end().1.expect_err("killed");
@@ -133,7 +135,7 @@ fn an_immediate_shutdown_and_a_restart() {
         take_some(&mut holder, "a");
         holder.run("select named_lock('waited for')");
         let waiting = cluster.session("waiter").background("select named_lock('waited for')");
-        holder.until_waiting(waiting.pid);
+        cluster.session("watch").until_waiting(waiting.pid);
         if immediate {
             cluster.stop_immediate();
         } else {
@@ -284,7 +286,8 @@ fn killed_in_the_middle_of_heavy_traffic() {
                         let result = session.query(&format!(
                             "begin; \
                              select named_lock('own {own}'), named_lock('shared ' || {turn} % 5, '5 ms'), \
-                                    named_xact_lock('x {own} {long}'), named_lock('many {own} ' || i) from generate_series(1, 20) as i; \
+                                    named_xact_lock('x {own} {long}'), named_lock('many {own} ' || i) \
+                               from generate_series(1, 20) as i; \
                              savepoint s; select named_xact_lock('sub {own}'); rollback to s; commit; \
                              select named_unlock_all()"
                         ));

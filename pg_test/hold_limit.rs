@@ -178,16 +178,21 @@ fn c49_whatever_the_session_does() {
     // Statements that never end by themselves.
     watch.run(&format!(
         "create function {sleeper}() returns void language plpgsql as $$ begin \
-           loop begin perform pg_sleep(0.01); raise 'x'; exception when raise_exception then null; end; end loop; end $$"
+           loop \
+             begin perform pg_sleep(0.01); raise 'x'; exception when raise_exception then null; end; \
+           end loop; end $$"
     ));
     for statement in [
         "select pg_sleep(3600)",
         "do $$ begin loop end loop; end $$",
         "do $$ begin loop begin perform 1/0; exception when division_by_zero then null; end; end loop; end $$",
         "do $$ begin loop perform 1; commit; end loop; end $$",
-        "do $$ begin loop perform named_lock('c49 inner ' || pg_backend_pid()); perform named_unlock('c49 inner ' || pg_backend_pid()); end loop; end $$",
+        "do $$ declare inner_name text := 'c49 inner ' || pg_backend_pid(); begin \
+           loop perform named_lock(inner_name); perform named_unlock(inner_name); end loop; end $$",
         "do $$ begin loop perform named_lock('$other', '1 ms'); end loop; end $$",
-        "do $$ begin loop begin perform named_lock_strict('$other', '1 ms'); exception when lock_not_available then null; end; end loop; end $$",
+        "do $$ begin loop \
+           begin perform named_lock_strict('$other', '1 ms'); exception when lock_not_available then null; end; \
+         end loop; end $$",
         "select count(*) from generate_series(1, 100000000000)",
         "select $sleeper()",
         "select named_lock('$other')",
@@ -336,7 +341,8 @@ fn c49_a_thousand_limits() {
     let k = unique("c49");
     session.run("set named_locks.max_locks_per_session = 2000");
     session.run(&format!(
-        "select count(*) from generate_series(1, 1000) as i where named_lock('{k} ' || i, hold_limit => make_interval(secs => 3600 + i))"
+        "select count(*) from generate_series(1, 1000) as i \
+          where named_lock('{k} ' || i, hold_limit => make_interval(secs => 3600 + i))"
     ));
     let since = Instant::now();
     session.run(&format!("select named_lock('{k} 500', {WITH_LIMIT})"));
@@ -431,11 +437,13 @@ fn c49_what_is_given_back_behind_our_back_ends_nobody() {
         ("two", "select named_lock('$k 1', hold_limit => '600 ms'), named_lock('$k 2', hold_limit => '700 ms')"),
         (
             "five",
-            "select named_lock('$k' || i, hold_limit => make_interval(secs => 0.3 + i / 10.0)) from generate_series(1, 5) as i",
+            "select named_lock('$k' || i, hold_limit => make_interval(secs => 0.3 + i / 10.0)) \
+               from generate_series(1, 5) as i",
         ),
         (
             "two modes",
-            "select named_lock('$k', mode => m::named_lock_mode, hold_limit => '700 ms') from unnest(array['share', 'exclusive']) as m",
+            "select named_lock('$k', mode => m::named_lock_mode, hold_limit => '700 ms') \
+               from unnest(array['share', 'exclusive']) as m",
         ),
         ("one with and one without", "select named_lock('$k 1'), named_lock('$k 2', hold_limit => '700 ms')"),
     ] {
@@ -715,7 +723,8 @@ fn c49_the_log_names_the_lock() {
         ("call named_lock_wait('called', hold_limit => '300 ms')", "select 1", "called"),
         ("select advisory_lock(4711, hold_limit => '300 ms')", "select 1", "4711"),
         (
-            "select named_lock('the later one', hold_limit => '1 hour'), named_lock('the earlier one', hold_limit => '300 ms')",
+            "select named_lock('the later one', hold_limit => '1 hour'), \
+                    named_lock('the earlier one', hold_limit => '300 ms')",
             "select 1",
             "the earlier one",
         ),

@@ -126,7 +126,10 @@ fn c43_what_earlier_statements_took_stays() {
             "by a function with a cursor, in one string",
             "select 1",
             "select named_lock('$k keep'); \
-             do $$ declare r record; c cursor for select named_lock('$k ' || i) from generate_series(1, 100000) as i; begin \
+             do $$ declare \
+               r record; \
+               c cursor for select named_lock('$k ' || i) from generate_series(1, 100000) as i; \
+             begin \
                perform named_lock('$k mine'); \
                open c; loop fetch c into r; exit when not found; end loop; \
              end $$",
@@ -140,7 +143,8 @@ fn c43_what_earlier_statements_took_stays() {
         ),
         (
             "a cursor's earlier fetch",
-            "begin; declare c cursor for select named_lock('$k ' || i) from generate_series(1, 100000) as i; fetch 7 from c",
+            "begin; declare c cursor for select named_lock('$k ' || i) from generate_series(1, 100000) as i; \
+             fetch 7 from c",
             "fetch all from c",
             7,
         ),
@@ -153,7 +157,8 @@ fn c43_what_earlier_statements_took_stays() {
         ),
         (
             "a prepared statement",
-            "select named_lock('$k keep'); prepare p as select named_lock('$k ' || i) from generate_series(1, 100000) as i",
+            "select named_lock('$k keep'); \
+             prepare p as select named_lock('$k ' || i) from generate_series(1, 100000) as i",
             "execute p",
             1,
         ),
@@ -256,13 +261,15 @@ fn c43_different_locks_are_counted_both_kinds_together() {
         "begin; \
          select named_lock('{k} s' || i) from generate_series(1, 600) as i; \
          select named_xact_lock('{k} t' || i) from generate_series(1, 390) as i; \
-         select advisory_lock(43000 + i), named_lock('{k} w' || i, cluster_wide => true) from generate_series(1, 5) as i; \
+         select advisory_lock(43000 + i), named_lock('{k} w' || i, cluster_wide => true) \
+           from generate_series(1, 5) as i; \
          savepoint s"
     ));
     holds(&mut watch, a.pid, DEFAULT_LIMIT);
     // Once more of the same is no other lock.
     a.run(&format!(
-        "select named_lock('{k} s1'), named_xact_lock('{k} t1'), named_lock('{k} s2', mode => 'share'), advisory_lock(43001); \
+        "select named_lock('{k} s1'), named_xact_lock('{k} t1'), named_lock('{k} s2', mode => 'share'), \
+                advisory_lock(43001); \
          select named_lock_convert('{k} s3', 'share')"
     ));
     for call in [
@@ -430,8 +437,13 @@ fn the_servers_lock_memory_runs_out() {
             b.fails("select named_lock('new')").is("53200");
             b.fails("call named_lock_wait('new')").is("53200");
             holds_in_full(&mut watch, b.pid, 2);
-            b.fails("select named_lock('a twice', '0')").is("53200");
-            b.fails("select named_xact_lock('a twice', '10 ms')").is("53200");
+            // Asking for a lock that is there takes less room, and there may be that much.
+            for call in ["named_lock('a twice', '0')", "named_xact_lock('a twice', '10 ms')"] {
+                match b.query(&format!("select {call}")) {
+                    Ok(rows) => assert_eq!(rows[0].get(0), Some("f"), "{call}"),
+                    Err(error) => assert_eq!(error.code, "53200", "{call}"),
+                }
+            }
             holds_in_full(&mut watch, b.pid, 2);
             assert!(b.flag("select named_lock('b')"));
             assert_eq!(b.int("select named_unlock('b')"), 1);
@@ -637,7 +649,10 @@ fn shared_memory_for_names_is_given_back() {
     a.run("select named_lock('first'), named_unlock('first')");
     let before = shared(&mut watch);
     let table = unique_ident("names");
-    watch.run(&format!("create table {table} as select i, rpad('name ' || i || ' ', 1024, 'x') as name from generate_series(1, 5000) as i"));
+    watch.run(&format!(
+        "create table {table} as \
+         select i, rpad('name ' || i || ' ', 1024, 'x') as name from generate_series(1, 5000) as i"
+    ));
     let take = format!("select count(*) from {table} where named_lock(name)");
     let mut peaks = Vec::new();
     for round in 0..6 {

@@ -29,7 +29,8 @@ fn view_is_the_lock_manager(watch: &mut Session, pid: i32) {
     let held = watch.column(&format!(
         "select concat_ws(' ', classid, objid, objsubid, \
                           case mode when 'ExclusiveLock' then 'exclusive' when 'ShareLock' then 'share' \
-                                    when 'RowShareLock' then 'intent share' when 'RowExclusiveLock' then 'intent exclusive' \
+                                    when 'RowShareLock' then 'intent share' \
+                                    when 'RowExclusiveLock' then 'intent exclusive' \
                                     when 'ShareRowExclusiveLock' then 'share intent exclusive' end) \
            from pg_locks where locktype = 'advisory' and granted and pid = {pid} \
             and (objsubid >> 11) & 7 = 0 order by 1"
@@ -658,7 +659,8 @@ fn c27_a_transaction_lock_in_a_procedure_goes_with_each_commit() {
 /// Names a prepared transaction's rows in the view.
 fn shown_prepared(watch: &mut Session, gid: &str) -> Vec<String> {
     watch.column(&format!(
-        "select concat_ws(' ', kind, coalesce(name, '-'), mode, holds, state, coalesce(pid::text, 'no pid')) from lock_holders \
+        "select concat_ws(' ', kind, coalesce(name, '-'), mode, holds, state, coalesce(pid::text, 'no pid')) \
+           from lock_holders \
           where gid = {} order by kind, name, mode",
         literal(gid)
     ))
@@ -920,7 +922,8 @@ fn c46_drop_extension_with_locks_held_and_create_it_again() {
     let mut a = database.session("c46 holder");
     a.run(&format!(
         "select named_lock('{k}'), named_lock('{k}'), named_lock('{k} share', mode => 'share'), \
-                advisory_lock(46), named_lock('{k} long' || repeat('x', 900)), named_lock('{k} wide', cluster_wide => true)"
+                advisory_lock(46), named_lock('{k} long' || repeat('x', 900)), \
+                named_lock('{k} wide', cluster_wide => true)"
     ));
     let mut b = database.session("c46 in a transaction");
     b.run(&format!(
@@ -957,7 +960,13 @@ fn c46_drop_extension_with_locks_held_and_create_it_again() {
     // And without it, at the end of a transaction and of a session.
     admin.run("drop extension named_locks");
     b.run("commit");
-    assert_eq!(b.int("select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid() and (objsubid >> 11) & 7 = 0"), 1);
+    assert_eq!(
+        b.int(
+            "select count(*) from pg_locks \
+                           where locktype = 'advisory' and pid = pg_backend_pid() and (objsubid >> 11) & 7 = 0"
+        ),
+        1
+    );
     let gone = [b.pid, c.pid];
     drop((b, c));
     for pid in gone {

@@ -179,8 +179,10 @@ fn c07_three_migrations_at_once() {
         })
         .collect();
     until("one is at the gate, the others wait for it", || {
-        watch.column("select name || ' ' || count(*) from lock_waiters where application_name like 'pod %' group by name order by 1")
-            == ["gate 1", "migrate 2"]
+        watch.column(
+            "select name || ' ' || count(*) from lock_waiters where application_name like 'pod %' \
+                       group by name order by 1",
+        ) == ["gate 1", "migrate 2"]
     });
     gate.run("select named_unlock('gate')");
     let migrated: Vec<bool> = pods.into_iter().map(|pod| pod.end().1).collect();
@@ -653,7 +655,8 @@ fn modes_limits_and_reach_are_the_functions() {
             );
             assert_eq!(
                 watch.column(&format!(
-                    "select concat_ws(' ', kind, mode, holds, hold_limit, database is null) from lock_holders where pid = {}",
+                    "select concat_ws(' ', kind, mode, holds, hold_limit, database is null) \
+                       from lock_holders where pid = {}",
                     a.pid
                 )),
                 [format!("session {mode} 1 01:00:00 {}", if cluster_wide { "t" } else { "f" })]
