@@ -170,9 +170,10 @@ impl Error {
                 _ => held_by(holders),
             }),
             Error::NotHeld { mode, holders, own, .. } => {
-                let own = match (own.is_empty(), mode) {
-                    (true, _) => "This session holds no session lock.".to_owned(),
-                    (false, _) => format!("This session holds {}.", list(own.iter().cloned())),
+                let own = if own.is_empty() {
+                    "This session holds no session lock.".to_owned()
+                } else {
+                    format!("This session holds {}.", list(own.iter().cloned()))
                 };
                 Some(match mode {
                     Some(mode) => format!("Asked for was mode {mode}. {} {own}", held_by(holders)),

@@ -114,6 +114,12 @@ pub unsafe fn lock_held_by_me(tag: *const pg_sys::LOCKTAG, mode: pg_sys::LOCKMOD
     return unsafe { LockHeldByMe(tag, mode, false) };
 }
 
+/// The OID of the database that this session is in.
+pub fn my_database() -> u32 {
+    // SAFETY: a plain global.
+    unsafe { pg_sys::MyDatabaseId }.to_u32()
+}
+
 /// This process's number among those that can hold locks: from 0, below [`max_processes`].
 pub fn my_process_number() -> usize {
     // SAFETY: MyProc is set in every process that runs SQL.

@@ -49,11 +49,6 @@ pub fn set(earliest: Option<Limit>) {
     }
 }
 
-/// Stops the timer.
-pub fn stop() {
-    set(None);
-}
-
 /// Whether the timer is set to a limit.
 pub fn is_set() -> bool {
     EARLIEST.get().is_some()

@@ -495,19 +495,15 @@ impl Registry {
         long_name_in(&self.chunks[number].blocks.map(|block| block.cast_const()), slot).map(|name| name.cast_mut())
     }
 
-    fn allocate<T>(&self) -> Option<(pg_sys::dsa_pointer, *mut T)> {
-        self.allocate_bytes(size_of::<T>()).map(|(pointer, memory)| (pointer, memory.cast()))
-    }
-
     /// Zeroed memory in the shared area; None where there is none. Not to be asked for under a lock of ours.
-    fn allocate_bytes(&self, size: usize) -> Option<(pg_sys::dsa_pointer, *mut u8)> {
+    fn allocate<T>(&self) -> Option<(pg_sys::dsa_pointer, *mut T)> {
         if self.is_full.get() {
             return None;
         }
         let area = self.area;
-        let flags = (pg_sys::DSA_ALLOC_NO_OOM | pg_sys::DSA_ALLOC_ZERO | pg_sys::DSA_ALLOC_HUGE) as i32;
+        let flags = (pg_sys::DSA_ALLOC_NO_OOM | pg_sys::DSA_ALLOC_ZERO) as i32;
         // SAFETY: a server call with plain arguments.
-        let pointer = unsafe { shared_memory_call(|| ffi::dsa_allocate_extended(area, size, flags)) };
+        let pointer = unsafe { shared_memory_call(|| ffi::dsa_allocate_extended(area, size_of::<T>(), flags)) };
         let memory = pointer.filter(|&pointer| pointer != NO_POINTER).and_then(|pointer| self.address(pointer));
         self.is_full.set(memory.is_none());
         Some((pointer?, memory?))

@@ -32,18 +32,18 @@ pub struct Lock<'a> {
 impl<'a> Lock<'a> {
     /// The lock of a name in this database, or in the whole cluster.
     pub fn named(name: Name<'a>, cluster_wide: bool) -> Self {
-        let database = if cluster_wide { 0 } else { my_database() };
+        let database = if cluster_wide { 0 } else { ffi::my_database() };
         Self { tag: Tag::of_name(name, database), name: name.bytes() }
     }
 
     /// The native lock of a bigint key.
     pub fn bigint(key: i64) -> Lock<'static> {
-        Lock { tag: Tag::of_bigint(key, my_database()), name: &[] }
+        Lock { tag: Tag::of_bigint(key, ffi::my_database()), name: &[] }
     }
 
     /// The native lock of a pair of integer keys.
     pub fn pair(key1: i32, key2: i32) -> Lock<'static> {
-        Lock { tag: Tag::of_pair(key1, key2, my_database()), name: &[] }
+        Lock { tag: Tag::of_pair(key1, key2, ffi::my_database()), name: &[] }
     }
 
     /// Where it stands in the lock manager.
@@ -182,13 +182,12 @@ pub fn release(lock: &Lock<'_>, mode: Option<Mode>, all: bool) -> Result<u64, Pr
     check_not_parallel()?;
     let released = with_session(|session| {
         let place = session.find(lock)?;
-        let released = match (all, mode.or(session.ledger.hold(place).last_session_mode())) {
-            (true, None) => 0,
-            (true, Some(_)) if mode.is_none() => {
-                Mode::ALL.into_iter().map(|mode| session.release(place, mode, u64::MAX)).sum()
+        let released = match mode {
+            None if all => Mode::ALL.into_iter().map(|mode| session.release(place, mode, u64::MAX)).sum(),
+            _ => {
+                let mode = mode.or(session.ledger.hold(place).last_session_mode())?;
+                session.release(place, mode, if all { u64::MAX } else { 1 })
             }
-            (true, Some(mode)) => session.release(place, mode, u64::MAX),
-            (false, mode) => session.release(place, mode?, 1),
         };
         let remaining = session.ledger.hold(place).count(None, Scope::Session);
         session.settle();
@@ -601,7 +600,7 @@ impl Session {
         if let Some(overrun) = self.overrun() {
             report::log(&format!("session ended: {overrun}"));
         }
-        hold_limit::stop();
+        hold_limit::set(None);
         self.ledger = Ledger::default();
         if let Some(registry) = self.registry.take() {
             registry.leave();
@@ -673,14 +672,9 @@ fn limit_from_now(micros: Option<i64>) -> Option<Limit> {
     micros.map(|micros| Limit { micros, expires_at: ffi::now() + micros })
 }
 
-fn my_database() -> u32 {
-    // SAFETY: a plain global.
-    unsafe { pg_sys::MyDatabaseId }.to_u32()
-}
-
 fn my_sentinel() -> Tag {
     // SAFETY: a plain global.
-    Tag::sentinel(unsafe { pg_sys::MyProcPid }, my_database())
+    Tag::sentinel(unsafe { pg_sys::MyProcPid }, ffi::my_database())
 }
 
 /// The (sub)transaction that a transaction lock taken now belongs to: the current one, but for a cursor's query, whose

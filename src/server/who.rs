@@ -2,6 +2,7 @@
 
 use super::activity::{self, Activity};
 use super::arguments::ServerText;
+use super::ffi;
 use super::lock_table::{self, LockTable, Row};
 use super::registry::{Party, Published};
 use super::session::{describe, published};
@@ -114,7 +115,7 @@ impl Picture {
     /// The lock's name, if the caller may see it.
     fn name(&self, row: &Row) -> Option<Vec<u8>> {
         let name = &self.published(row)?.name;
-        let is_foreign_database = row.tag.database != 0 && row.tag.database != my_database();
+        let is_foreign_database = row.tag.database != 0 && row.tag.database != ffi::my_database();
         let may_see = match row.pid {
             _ if self.may_see_all => true,
             _ if is_foreign_database => false,
@@ -334,9 +335,4 @@ fn for_error(holder: &HolderRow) -> error::Holder {
 fn time_text(at: i64) -> String {
     // SAFETY: the server's own text of a time, in a buffer that its next call overwrites.
     unsafe { CStr::from_ptr(pg_sys::timestamptz_to_str(at)) }.to_string_lossy().into_owned()
-}
-
-fn my_database() -> u32 {
-    // SAFETY: a plain global.
-    unsafe { pg_sys::MyDatabaseId }.to_u32()
 }
