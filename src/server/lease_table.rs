@@ -281,8 +281,9 @@ impl Scan {
             let mut scan_keys = [pg_sys::ScanKeyData::default(); MAX_KEYS];
             for (scan_key, &(attribute, strategy, value)) in scan_keys.iter_mut().zip(keys) {
                 let procedure = match strategy {
-                    pg_sys::BTEqualStrategyNumber => pg_sys::F_INT8EQ,
-                    _ => pg_sys::F_INT8GT,
+                    pg_sys::BTLessStrategyNumber => pg_sys::F_INT8LT,
+                    pg_sys::BTGreaterStrategyNumber => pg_sys::F_INT8GT,
+                    _ => pg_sys::F_INT8EQ,
                 };
                 ffi::ScanKeyInit(scan_key, attribute, strategy as u16, procedure.into(), pg_sys::Datum::from(value));
             }
@@ -598,7 +599,7 @@ pub fn wait_for_others(tables: &Tables, row: &Row) -> Result<(), Problem> {
     }
 }
 
-/// Looks at the next few entries of the index behind a lease's, deletes rows for which `has_ended` says so, and lets the
+/// Looks at the next few entries of the index behind a lease's (and from its start on, as in a ring), deletes rows for which `has_ended` says so, and lets the
 /// index have the room of dead ones. With a few such steps at each grant the table stays as large as its live rows want
 /// it, however many names have been used.
 ///
@@ -610,10 +611,10 @@ pub fn sweep(tables: &Tables, key: u64, entries: usize, has_ended: impl Fn(&Gran
     unsafe {
         with_table(tables, pg_sys::RowExclusiveLock, |open| {
             let behind = [(KEY_ATTRIBUTE, pg_sys::BTGreaterStrategyNumber, key as i64)];
-            let from_the_start: &[Key] = &[];
+            let before = [(KEY_ATTRIBUTE, pg_sys::BTLessStrategyNumber, key as i64)];
             let mut left = entries;
-            for keys in [&behind[..], from_the_start] {
-                let mut scan = Scan::begin(open, open.snapshot, keys);
+            for keys in [behind, before] {
+                let mut scan = Scan::begin(open, open.snapshot, &keys);
                 while left > 0 {
                     match scan.next_entry() {
                         None => break,
