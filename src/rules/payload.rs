@@ -13,9 +13,8 @@ const MAX_FACT_CHARS: usize = 80;
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Payload {
-    Fact(Fact),
     Facts(BTreeMap<String, Fact>),
-    Other(IgnoredAny),
+    Fact(Fact),
 }
 
 #[derive(Deserialize)]
@@ -41,7 +40,7 @@ impl fmt::Display for Fact {
 /// A payload's plain values, such as `address 10.0.0.7:5000, zone eu`; None where it has none.
 pub fn facts(json: &[u8]) -> Option<String> {
     let facts: Vec<String> = match serde_json::from_slice(json).ok()? {
-        Payload::Fact(Fact::Other(_)) | Payload::Other(_) => return None,
+        Payload::Fact(Fact::Other(_)) => return None,
         Payload::Fact(fact) => vec![cut(fact.to_string())],
         Payload::Facts(facts) => facts
             .iter()
