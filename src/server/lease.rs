@@ -362,13 +362,15 @@ impl<'a> Lease<'a> {
                 look_for_unfinished = true;
                 continue;
             }
-            let granted = self.grant(request, slot)?;
+            let (grant, owner) = self.grant(request, slot)?;
             self.clear_away(state.ended.iter().filter(|row| is_in_the_way(row)), &state.orders)?;
-            return Ok(Some(granted));
+            self.sweep(grant.token)?;
+            return Ok(Some(Answer::Granted(grant, owner)));
         }
     }
 
-    fn grant(&self, request: &Request<'_>, slot: u16) -> Result<Answer, Problem> {
+    /// Makes the grant; its owner in the database's encoding.
+    fn grant(&self, request: &Request<'_>, slot: u16) -> Result<(Grant, Vec<u8>), Problem> {
         let bound = if request.bound { Some(session::bind_lease(self.key)?) } else { None };
         let owner = request.owner.map_or_else(activity::application_or_role, <[u8]>::to_vec);
         session::change_lease(self.key, Touch::Grant);
@@ -393,8 +395,7 @@ impl<'a> Lease<'a> {
                 payload: request.payload,
             },
         )?;
-        self.sweep(token)?;
-        Ok(Answer::Granted(grant, owner))
+        Ok((grant, owner))
     }
 
     /// Deletes rows of grants that have ended, and the orders about them, as far as nobody else is at them.
@@ -419,12 +420,8 @@ impl<'a> Lease<'a> {
         let now = clock::now();
         lease_table::sweep(&self.tables, token, SWEPT_ENTRIES, |row| {
             let Some(token) = row.ordered_token() else { return Ok(!is_live(&row.grant, now)?) };
-            for granted in lease_table::read(&self.tables, row.key, Some(token), See::Uncommitted, false)? {
-                if !row.is_break() || lease_table::delete(&self.tables, &granted)? != Written::Done {
-                    return Ok(false);
-                }
-            }
-            Ok(true)
+            let granted = lease_table::read(&self.tables, row.key, Some(token), See::Uncommitted, false)?;
+            Ok(granted.is_empty())
         })
     }
 
