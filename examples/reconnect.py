@@ -29,7 +29,7 @@ class Import(NamedTuple):
 def run_import(conninfo: str) -> Import | None:
     """Do the job's batches one by one, over as many connections as it takes; None if somebody else is at it.
 
-    Renewed at a third of the TTL, the lease outlives two renewals that fail. A batch has to be shorter than that.
+    Renewed at a third of the TTL, the lease outlives a renewal that fails. A batch may take up to the other two thirds.
     """
     conn = psycopg.connect(conninfo, autocommit=True)
     connections = 1
