@@ -189,6 +189,6 @@ def hand_over(conn: psycopg.Connection, side: Side, times: int) -> list[tuple[fl
             wait_until("the other waits", lambda: conn.execute("SELECT FROM lock_waiters").rowcount == 1)
             time.sleep(0.002)  # until it sleeps
             left = time.monotonic()
-        conn.execute(GIVE[side].encode(), [token] if side is NAMED else None, prepare=True)
+        conn.execute(GIVE[side].encode(), [token] if side == NAMED else None, prepare=True)
         holds.append((had, left))
     return holds
