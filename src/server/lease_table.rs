@@ -10,11 +10,13 @@ use super::activity;
 use super::arguments::{Varlena, text_bytes};
 use super::encoding;
 use super::ffi;
+use super::process_local::ProcessLocal;
 use super::report::Problem;
 use super::try_block::try_block;
 use crate::rules::error::Error;
 use crate::rules::lease::{Bound, Grant, Moment, Term};
 use pgrx::pg_sys;
+use std::cell::Cell;
 use std::ffi::CStr;
 
 /// The columns, in the order of `sql/leases.sql`.
@@ -61,11 +63,22 @@ impl Tables {
     /// # Errors
     /// [`Error::LeaseTables`] where there are none.
     pub fn beside(fcinfo: pg_sys::FunctionCallInfo) -> Result<Self, Problem> {
-        // SAFETY: the server's call information; looks names up in its caches.
+        // SAFETY: the server's call information; looks the function up in the server's cache.
+        let schema = unsafe { try_block(|| ffi::get_func_namespace((*(*fcinfo).flinfo).fn_oid)) }?;
+        match KNOWN.get() {
+            Some((known, tables)) if known == schema => Ok(tables),
+            _ => Self::look_up(schema),
+        }
+    }
+
+    #[cold]
+    fn look_up(schema: pg_sys::Oid) -> Result<Self, Problem> {
+        watch_catalogue();
+        let changes = CATALOGUE_CHANGES.get();
+        // SAFETY: looks names up in the server's cache.
         let tables = unsafe {
             try_block(|| {
-                let namespace = ffi::get_func_namespace((*(*fcinfo).flinfo).fn_oid);
-                let find = |name: &CStr| ffi::get_relname_relid(name.as_ptr(), namespace);
+                let find = |name: &CStr| ffi::get_relname_relid(name.as_ptr(), schema);
                 Self {
                     table: find(c"lease"),
                     index: find(c"lease_pkey"),
@@ -74,9 +87,33 @@ impl Tables {
                 }
             })
         }?;
-        let missing = [tables.table, tables.index, tables.token, tables.timeline].contains(&pg_sys::InvalidOid);
-        if missing { Err(Error::LeaseTables.into()) } else { Ok(tables) }
+        if [tables.table, tables.index, tables.token, tables.timeline].contains(&pg_sys::InvalidOid) {
+            return Err(Error::LeaseTables.into());
+        }
+        if CATALOGUE_CHANGES.get() == changes {
+            KNOWN.set(Some((schema, tables)));
+        }
+        Ok(tables)
     }
+}
+
+/// The tables looked up last, and in which schema; forgotten when a relation's name may have come to mean another.
+static KNOWN: ProcessLocal<Cell<Option<(pg_sys::Oid, Tables)>>> = ProcessLocal::cell(None);
+static CATALOGUE_CHANGES: ProcessLocal<Cell<u64>> = ProcessLocal::cell(0);
+
+fn watch_catalogue() {
+    static IS_WATCHED: ProcessLocal<Cell<bool>> = ProcessLocal::cell(false);
+    if !IS_WATCHED.replace(true) {
+        let names = pg_sys::SysCacheIdentifier::RELNAMENSP as i32;
+        // SAFETY: a function that lives as long as the process, with the server's signature.
+        unsafe { pg_sys::CacheRegisterSyscacheCallback(names, Some(on_catalogue_change), pg_sys::Datum::null()) };
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn on_catalogue_change(_argument: pg_sys::Datum, _cache: i32, _hash: u32) {
+    KNOWN.set(None);
+    CATALOGUE_CHANGES.set(CATALOGUE_CHANGES.get() + 1);
 }
 
 /// Which versions of rows a read sees.
@@ -281,8 +318,9 @@ impl Scan {
             let mut scan_keys = [pg_sys::ScanKeyData::default(); MAX_KEYS];
             for (scan_key, &(attribute, strategy, value)) in scan_keys.iter_mut().zip(keys) {
                 let procedure = match strategy {
-                    pg_sys::BTEqualStrategyNumber => pg_sys::F_INT8EQ,
-                    _ => pg_sys::F_INT8GT,
+                    pg_sys::BTLessStrategyNumber => pg_sys::F_INT8LT,
+                    pg_sys::BTGreaterStrategyNumber => pg_sys::F_INT8GT,
+                    _ => pg_sys::F_INT8EQ,
                 };
                 ffi::ScanKeyInit(scan_key, attribute, strategy as u16, procedure.into(), pg_sys::Datum::from(value));
             }
@@ -598,7 +636,7 @@ pub fn wait_for_others(tables: &Tables, row: &Row) -> Result<(), Problem> {
     }
 }
 
-/// Looks at the next few entries of the index behind a lease's, deletes rows for which `has_ended` says so, and lets the
+/// Looks at the next few entries of the index behind a lease's (and from its start on, as in a ring), deletes rows for which `has_ended` says so, and lets the
 /// index have the room of dead ones. With a few such steps at each grant the table stays as large as its live rows want
 /// it, however many names have been used.
 ///
@@ -610,10 +648,10 @@ pub fn sweep(tables: &Tables, key: u64, entries: usize, has_ended: impl Fn(&Gran
     unsafe {
         with_table(tables, pg_sys::RowExclusiveLock, |open| {
             let behind = [(KEY_ATTRIBUTE, pg_sys::BTGreaterStrategyNumber, key as i64)];
-            let from_the_start: &[Key] = &[];
+            let before = [(KEY_ATTRIBUTE, pg_sys::BTLessStrategyNumber, key as i64)];
             let mut left = entries;
-            for keys in [&behind[..], from_the_start] {
-                let mut scan = Scan::begin(open, open.snapshot, keys);
+            for keys in [behind, before] {
+                let mut scan = Scan::begin(open, open.snapshot, &keys);
                 while left > 0 {
                     match scan.next_entry() {
                         None => break,
