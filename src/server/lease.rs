@@ -10,6 +10,7 @@
 
 use super::arguments::{self, Varlena};
 use super::clock;
+use super::domains;
 use super::encoding;
 use super::ffi;
 use super::latch;
@@ -20,6 +21,7 @@ use super::session::{self, Touch};
 use super::snapshot;
 use super::tables::Tables;
 use super::{activity, fencing, who};
+use crate::rules::domain::Rule;
 use crate::rules::error::{Error, LeaseHolder, Waited};
 use crate::rules::holds::Scope;
 use crate::rules::interval::Wait;
@@ -119,9 +121,28 @@ impl<'a> Lease<'a> {
         Self { tables, name, key: lease_key(name) }
     }
 
-    /// The domain of its name.
-    pub fn domain(&self) -> &'a [u8] {
-        self.name.domain()
+    /// The rule for its domain, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::DomainDenied`] where the caller may not lock it; the server's.
+    pub fn rule(&self) -> Result<Option<Rule>, Problem> {
+        domains::rule(|| Ok(self.tables), self.name.domain(), || self.describe())
+    }
+
+    /// The same, whoever asks.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn limits(&self) -> Result<Option<Rule>, Problem> {
+        domains::find(|| Ok(self.tables), self.name.domain())
+    }
+
+    /// Whether the caller may lock it, and so know who has it.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn may_lock(&self) -> Result<bool, Problem> {
+        Ok(self.limits()?.is_none_or(|rule| domains::may_use(&rule)))
     }
 
     /// What errors call it.
@@ -150,7 +171,7 @@ impl<'a> Lease<'a> {
     /// The grant with that token, if it is held.
     fn held(&self, token: i64) -> Result<Option<(Row, State)>, Problem> {
         let mut state = self.state(false)?;
-        let is_it = |row: &Row| row.grant.token == token && !row.grant.kept && row.name == self.name.bytes();
+        let is_it = |row: &Row| row.grant.token == token && self.is_held(row);
         Ok(state.live.iter().position(is_it).map(|position| (state.live.swap_remove(position), state)))
     }
 
@@ -172,36 +193,52 @@ impl<'a> Lease<'a> {
 
     /// Why the lease is not held with a token any more.
     fn lost(&self, token: i64) -> Problem {
-        let state = match self.state(true) {
-            Ok(state) => state,
-            Err(problem) => return problem,
-        };
+        self.why_lost(token).map_or_else(|problem| problem, Problem::from)
+    }
+
+    fn why_lost(&self, token: i64) -> Result<Error, Problem> {
+        let state = self.state(true)?;
         let lease = self.describe();
-        let mut holders = state.live.iter().filter(|row| !row.grant.kept && row.name == self.name.bytes());
-        match holders.next() {
-            Some(row) if 1 + holders.count() >= usize::from(row.grant.permits) => {
-                Error::LeaseTaken { lease, token, holder: for_error(row, state.now) }.into()
-            }
-            _ => {
-                let row = state.ended.iter().find(|row| row.grant.token == token && !row.grant.kept);
-                let expired_for = row.map(|row| -row.grant.term.remaining(state.now)).filter(|&micros| micros >= 0);
-                Error::LeaseEnded { lease, token, expired_for }.into()
-            }
+        let holders: Vec<&Row> = state.live.iter().filter(|row| self.is_held(row)).collect();
+        if let Some(row) = holders.first()
+            && holders.len() >= usize::from(row.grant.permits)
+        {
+            return Ok(Error::LeaseTaken { lease, token, holder: self.holder(row, state.now)? });
         }
+        let row = state.ended.iter().find(|row| row.grant.token == token && !row.grant.kept);
+        let expired_for = row.map(|row| -row.grant.term.remaining(state.now)).filter(|&micros| micros >= 0);
+        Ok(Error::LeaseEnded { lease, token, expired_for })
     }
 
     /// Why a call that has to have the lease, or fails, does not have it.
     fn not_obtained(&self, wait: Wait) -> Problem {
-        let (rows, now) = match self.holders() {
-            Ok(holders) => holders,
-            Err(problem) => return problem,
-        };
-        Error::LeaseNotObtained {
+        self.why_not_obtained(wait).map_or_else(|problem| problem, Problem::from)
+    }
+
+    fn why_not_obtained(&self, wait: Wait) -> Result<Error, Problem> {
+        let (rows, now) = self.holders()?;
+        Ok(Error::LeaseNotObtained {
             lease: self.describe(),
             wait: Waited::of(wait, lock_manager::lock_timeout()),
-            holder: rows.first().map(|row| for_error(row, now)),
-        }
-        .into()
+            holder: rows.first().map(|row| self.holder(row, now)).transpose()?,
+        })
+    }
+
+    /// Whether a live row is one of somebody who holds this lease.
+    fn is_held(&self, row: &Row) -> bool {
+        !row.grant.kept && row.name == self.name.bytes()
+    }
+
+    /// Who holds it, for an error.
+    fn holder(&self, row: &Row, now: Now) -> Result<LeaseHolder, Problem> {
+        let may_know = self.may_lock()?;
+        let facts = |payload: &[u8]| payload::facts(&arguments::json_text(payload));
+        Ok(LeaseHolder {
+            owner: may_know.then(|| String::from_utf8_lossy(encoding::to_utf8(&row.owner)).into_owned()),
+            about: row.payload.as_deref().filter(|_| may_know).and_then(facts),
+            since: who::time_text(row.grant.term.acquired.wall),
+            remaining: row.grant.term.remaining(now).max(0),
+        })
     }
 
     /// Fails where leases cannot be changed.
@@ -622,7 +659,7 @@ impl<'a> Lease<'a> {
     pub fn holders(&self) -> Result<(Vec<Row>, Now), Problem> {
         session::check_not_parallel()?;
         let mut state = self.state(true)?;
-        state.live.retain(|row| !row.grant.kept && row.name == self.name.bytes());
+        state.live.retain(|row| self.is_held(row));
         Ok((state.live, state.now))
     }
 
@@ -689,15 +726,6 @@ fn with_tag<R>(tag: Tag, mode: Mode, work: impl FnOnce() -> Result<Option<R>, Pr
 fn current_role() -> u32 {
     // SAFETY: a question about this process's state.
     unsafe { pg_sys::GetUserId() }.to_u32()
-}
-
-fn for_error(row: &Row, now: Now) -> LeaseHolder {
-    LeaseHolder {
-        owner: String::from_utf8_lossy(encoding::to_utf8(&row.owner)).into_owned(),
-        about: row.payload.as_deref().and_then(|payload| payload::facts(&arguments::json_text(payload))),
-        since: who::time_text(row.grant.term.acquired.wall),
-        remaining: row.grant.term.remaining(now).max(0),
-    }
 }
 
 /// When a wait ends by itself.
