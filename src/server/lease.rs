@@ -18,7 +18,7 @@ use super::lease_table::{self, Change, NewRow, Row, See, Written};
 use super::lock_manager::{self, Outcome};
 use super::report::Problem;
 use super::session::{self, Touch};
-use super::snapshot;
+use super::snapshot::{self, RowsKept};
 use super::tables::Tables;
 use super::{activity, fencing, who};
 use crate::rules::domain::Rule;
@@ -273,26 +273,45 @@ impl<'a> Lease<'a> {
         if request.bound {
             session::check_session_locks(|| format!("bound {}", self.describe()))?;
         }
-        let first_try = self.try_acquire(&request, false)?;
-        let wait = match request.wait {
-            Wait::Try => return Ok(first_try),
-            wait => wait,
+        let claim = Claim {
+            owner: request.owner.map_or_else(activity::application_or_role, <[u8]>::to_vec),
+            role: current_role(),
+            request,
         };
+        let first_try = self.try_acquire(&claim)?;
         let Answer::Refused(refusal) = first_try else { return Ok(first_try) };
-        let deadline = Deadline::of(wait);
-        session::begin_lease_wait(self.key, self.name.bytes(), deadline.at());
-        let answer = self.wait_in_queue(&request, deadline, refusal);
-        session::end_lease_wait();
-        match answer? {
-            Answer::Refused(_) if wait.fails() => Err(self.not_obtained(wait)),
+        if request.wait == Wait::Try {
+            return Ok(Answer::Refused(refusal));
+        }
+        match self.wait(&claim, refusal)? {
+            Answer::Refused(_) if request.wait.fails() => Err(self.not_obtained(request.wait)),
             answer => Ok(answer),
         }
     }
 
-    /// Queues, and as the first in the queue sleeps until the lease is free.
-    fn wait_in_queue(&self, request: &Request<'_>, deadline: Deadline, refusal: Refusal) -> Result<Answer, Problem> {
+    /// One try. It writes nothing, not even a transaction id, unless the lease is granted.
+    fn try_acquire(&self, claim: &Claim<'_>) -> Result<Answer, Problem> {
+        let _rows_kept = RowsKept::new()?;
+        let free = match self.look(claim)? {
+            Ok(free) => free,
+            Err(refusal) => return Ok(Answer::Refused(refusal)),
+        };
+        // Beside other tries; not beside the first in the queue, nor ahead of those who wait.
         let queue = self.queue_tag();
+        if lock_manager::try_acquire(queue, Mode::Share, Scope::Transaction)? == Outcome::NotAvailable {
+            return Ok(Answer::Refused(Refusal::unknown()));
+        }
+        let answer = self.try_free_permits(claim, Some(free))?;
+        lock_manager::release(queue, Mode::Share, Scope::Transaction);
+        Ok(answer)
+    }
+
+    /// Queues, and as the first in the queue sleeps until the lease is free.
+    fn wait(&self, claim: &Claim<'_>, refusal: Refusal) -> Result<Answer, Problem> {
+        let deadline = Deadline::of(claim.request.wait);
         let Some(wait) = deadline.left() else { return Ok(Answer::Refused(refusal)) };
+        let waiting = Waiting::begin(self, deadline);
+        let queue = self.queue_tag();
         let description = self.describe();
         snapshot::give_up_catalog_snapshot();
         if lock_manager::wait(queue, Mode::Exclusive, Scope::Transaction, wait, &description)? == Outcome::NotAvailable
@@ -300,12 +319,14 @@ impl<'a> Lease<'a> {
             // The holder may be another by now.
             return Ok(Answer::Refused(Refusal::of(&self.state(false)?)));
         }
-        session::lead_lease_wait();
+        waiting.lead();
         let answer = loop {
-            let refusal = match self.try_acquire(request, true)? {
+            let rows_kept = RowsKept::new()?;
+            let refusal = match self.try_free_permits(claim, None)? {
                 Answer::Refused(refusal) => refusal,
                 granted => break granted,
             };
+            drop(rows_kept);
             let Some(left) = deadline.micros_left() else { break Answer::Refused(refusal) };
             let expiry = refusal.until.map_or(LOOK_AGAIN, |(remaining, _)| remaining);
             snapshot::give_up_catalog_snapshot();
@@ -315,57 +336,43 @@ impl<'a> Lease<'a> {
         Ok(answer)
     }
 
-    /// One try. It writes nothing, not even a transaction id, unless the lease is granted.
-    fn try_acquire(&self, request: &Request<'_>, is_head: bool) -> Result<Answer, Problem> {
-        if let Err(refusal) = self.look(request)? {
-            return Ok(Answer::Refused(refusal));
-        }
-        if is_head {
-            return self.try_as_head(request);
-        }
-        with_tag(self.queue_tag(), Mode::Exclusive, || {
-            let answer = self.try_as_head(request)?;
-            lock_manager::release(self.queue_tag(), Mode::Exclusive, Scope::Transaction);
-            Ok(Some(answer))
-        })
-        .map(|answer| answer.unwrap_or_else(|| Answer::Refused(Refusal::unknown())))
-    }
-
-    /// The permits that nobody has, or who has them; and whether nobody has any.
-    fn look(&self, request: &Request<'_>) -> Result<Result<(Vec<u16>, bool), Refusal>, Problem> {
+    /// The permits that nobody has, or who has them.
+    fn look(&self, claim: &Claim<'_>) -> Result<Result<Free, Refusal>, Problem> {
         let state = self.state(false)?;
-        self.check_rows(&state.live, request.permits)?;
-        let free = lease::free_slots(request.permits, state.live.iter().map(|row| row.grant.slot));
-        Ok(if free.is_empty() { Err(Refusal::of(&state)) } else { Ok((free, state.live.is_empty())) })
+        let permits = claim.request.permits;
+        self.check_rows(&state.live, permits)?;
+        let slots = lease::free_slots(permits, state.live.iter().map(|row| row.grant.slot));
+        let is_first = state.live.is_empty();
+        Ok(if slots.is_empty() { Err(Refusal::of(&state)) } else { Ok(Free { slots, is_first }) })
     }
 
-    /// One try as the first in the queue.
-    fn try_as_head(&self, request: &Request<'_>) -> Result<Answer, Problem> {
+    /// With the queue: takes a permit that is free, as the caller has just seen or is to be looked for.
+    fn try_free_permits(&self, claim: &Claim<'_>, mut free: Option<Free>) -> Result<Answer, Problem> {
         loop {
-            let (free, is_first) = match self.look(request)? {
+            let Free { slots, is_first } = match free.take().map_or_else(|| self.look(claim), |free| Ok(Ok(free)))? {
                 Ok(free) => free,
                 Err(refusal) => return Ok(Answer::Refused(refusal)),
             };
-            if let Some(granted) = self.try_permits(request, &free, is_first)? {
+            if let Some(granted) = self.try_permits(claim, &slots, is_first)? {
                 return Ok(granted);
             }
             // What was looked at may have ended meanwhile.
-            if is_first || !matches!(self.look(request)?, Ok((_, true))) {
-                return Ok(Answer::Refused(Refusal::unknown()));
+            match self.look(claim)? {
+                Ok(now) if now.is_first && !is_first => free = Some(now),
+                _ => return Ok(Answer::Refused(Refusal::unknown())),
             }
         }
     }
 
     /// Takes the first permit that is free. `is_first`: nobody has one.
-    fn try_permits(&self, request: &Request<'_>, free: &[u16], is_first: bool) -> Result<Option<Answer>, Problem> {
+    fn try_permits(&self, claim: &Claim<'_>, free: &[u16], is_first: bool) -> Result<Option<Answer>, Problem> {
         let mode = if is_first { Mode::Exclusive } else { Mode::IntentExclusive };
         with_tag(self.tag(), mode, || {
             for &slot in free {
-                let granted = if request.permits == 1 {
-                    self.try_permit(request, slot, is_first)?
+                let granted = if claim.request.permits == 1 {
+                    self.try_permit(claim, slot, is_first)?
                 } else {
-                    let tag = self.permit_tag(slot);
-                    with_tag(tag, Mode::Exclusive, || self.try_permit(request, slot, is_first))?
+                    with_tag(self.permit_tag(slot), Mode::Exclusive, || self.try_permit(claim, slot, is_first))?
                 };
                 if granted.is_some() {
                     return Ok(granted);
@@ -376,7 +383,7 @@ impl<'a> Lease<'a> {
     }
 
     /// With the permit's tags: takes it if it is free.
-    fn try_permit(&self, request: &Request<'_>, slot: u16, is_first: bool) -> Result<Option<Answer>, Problem> {
+    fn try_permit(&self, claim: &Claim<'_>, slot: u16, is_first: bool) -> Result<Option<Answer>, Problem> {
         let is_in_the_way = |row: &Row| is_first || row.grant.slot == slot;
         let mut look_for_unfinished = false;
         loop {
@@ -391,7 +398,7 @@ impl<'a> Lease<'a> {
             }
             let rows = lease_table::read(&self.tables, self.key, None, See::Committed, false)?;
             let state = State::of(rows, now)?;
-            self.check_rows(&state.live, request.permits)?;
+            self.check_rows(&state.live, claim.request.permits)?;
             if state.live.iter().any(is_in_the_way) || state.live.is_empty() != is_first {
                 return Ok(None);
             }
@@ -399,40 +406,24 @@ impl<'a> Lease<'a> {
                 look_for_unfinished = true;
                 continue;
             }
-            let (grant, owner) = self.grant(request, slot)?;
+            let grant = self.grant(claim, slot)?;
             self.clear_away(state.ended.iter().filter(|row| is_in_the_way(row)), &state.orders)?;
             self.sweep(grant.token)?;
-            return Ok(Some(Answer::Granted(grant, owner)));
+            return Ok(Some(Answer::Granted(grant, claim.owner.clone())));
         }
     }
 
-    /// Makes the grant; its owner in the database's encoding.
-    fn grant(&self, request: &Request<'_>, slot: u16) -> Result<(Grant, Vec<u8>), Problem> {
+    fn grant(&self, claim: &Claim<'_>, slot: u16) -> Result<Grant, Problem> {
+        let request = &claim.request;
         let bound = if request.bound { Some(session::bind_lease(self.key)?) } else { None };
-        let owner = request.owner.map_or_else(activity::application_or_role, <[u8]>::to_vec);
         session::change_lease(self.key, Touch::Grant);
         let token = fencing::draw(&self.tables)?;
-        let grant = Grant {
-            token,
-            slot,
-            permits: request.permits,
-            role: current_role(),
-            bound,
-            kept: false,
-            term: Term::starting(clock::now(), request.ttl),
-        };
-        lease_table::insert(
-            &self.tables,
-            &NewRow {
-                key: self.key,
-                grant,
-                name: self.name.bytes(),
-                owner: &owner,
-                requested: None,
-                payload: request.payload,
-            },
-        )?;
-        Ok((grant, owner))
+        let term = Term::starting(clock::now(), request.ttl);
+        let grant = Grant { token, slot, permits: request.permits, role: claim.role, bound, kept: false, term };
+        let (name, owner) = (self.name.bytes(), &claim.owner);
+        let row = NewRow { key: self.key, grant, name, owner, requested: None, payload: request.payload };
+        lease_table::insert(&self.tables, &row)?;
+        Ok(grant)
     }
 
     /// Deletes rows of grants that have ended, and the orders about them, as far as nobody else is at them.
@@ -676,6 +667,42 @@ impl<'a> Lease<'a> {
             lease_table::wait_for_others(&self.tables, row)?;
         }
         Ok(written == Written::Done)
+    }
+}
+
+/// A request, and whose it is: that of the role that made the call, whatever becomes of it during the wait.
+struct Claim<'a> {
+    request: Request<'a>,
+    /// In the database's encoding.
+    owner: Vec<u8>,
+    role: u32,
+}
+
+/// The permits of a lease that nobody has.
+struct Free {
+    slots: Vec<u16>,
+    /// Nobody has any.
+    is_first: bool,
+}
+
+/// As long as it lives, others are told that this session waits for a lease.
+struct Waiting;
+
+impl Waiting {
+    fn begin(lease: &Lease<'_>, deadline: Deadline) -> Self {
+        session::begin_lease_wait(lease.key, lease.name.bytes(), deadline.at());
+        Self
+    }
+
+    /// As the first in the queue.
+    fn lead(&self) {
+        session::lead_lease_wait();
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        session::end_lease_wait();
     }
 }
 
