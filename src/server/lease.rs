@@ -14,7 +14,7 @@ use super::domains;
 use super::encoding;
 use super::ffi;
 use super::latch;
-use super::lease_table::{self, Change, NewRow, Row, See, Written};
+use super::lease_table::{self, Change, NewRow, Others, Row, See, Written};
 use super::lock_manager::{self, Outcome};
 use super::report::Problem;
 use super::session::{self, Touch};
@@ -37,6 +37,8 @@ use std::time::{Duration, Instant};
 const RETRY_AFTER: i64 = 100_000;
 /// The first in the queue looks after so many microseconds although nobody has waked it: 1 s.
 const LOOK_AGAIN: i64 = 1_000_000;
+/// A renewal that has taken so long has waited for another transaction.
+const LATE: Duration = Duration::from_millis(100);
 /// So many entries of the index are looked at with each grant, for rows that have ended.
 const SWEPT_ENTRIES: usize = 8;
 
@@ -436,7 +438,7 @@ impl<'a> Lease<'a> {
     /// Deletes rows of grants that have ended, and the orders about them, as far as nobody else is at them.
     fn clear_away<'r>(&self, ended: impl Iterator<Item = &'r Row>, orders: &[Row]) -> Result<(), Problem> {
         for row in ended {
-            if lease_table::delete(&self.tables, row, false)? == Written::Done {
+            if lease_table::delete(&self.tables, row, Others::Skip)? == Written::Done {
                 self.clear_orders(row.grant.token, orders)?;
             }
         }
@@ -445,7 +447,7 @@ impl<'a> Lease<'a> {
 
     fn clear_orders(&self, token: i64, orders: &[Row]) -> Result<(), Problem> {
         for order in orders.iter().filter(|order| order.ordered_token() == Some(token)) {
-            lease_table::delete(&self.tables, order, false)?;
+            lease_table::delete(&self.tables, order, Others::Skip)?;
         }
         Ok(())
     }
@@ -466,17 +468,21 @@ impl<'a> Lease<'a> {
     /// [`Error::LeaseTaken`], [`Error::LeaseEnded`], [`Error::NotYourLease`], the server's.
     pub fn renew(&self, token: i64, ttl: Option<i64>, payload: Option<Varlena>) -> Result<Renewal, Problem> {
         self.check_may_write("renew")?;
-        let mut is_locked = false;
+        let mut is_late = false;
         loop {
+            let start = Instant::now();
             let Some((row, state)) = self.held(token)? else { return Err(self.lost(token)) };
             self.check_owner(&row, "renew")?;
             let term = row.grant.term.renewed(state.now, ttl.unwrap_or(row.grant.term.ttl));
             let change = Change { term: Some(term), payload, ..Change::default() };
-            if let Some(again) = self.write(&row, Some(change), is_locked)? {
-                is_locked = again.is_locked;
+            if !self.write(&row, Some(change))? {
                 continue;
             }
             self.check_in_time(&row)?;
+            if start.elapsed() > LATE && !is_late {
+                is_late = true; // it has waited for another transaction: once more, from now on
+                continue;
+            }
             let order = state.orders.iter().find(|order| order.ordered_token() == Some(token));
             let requested = order.and_then(|order| order.requested.clone());
             return Ok(Renewal { term, requested, waiters: who::lease_waiters(self.key) });
@@ -489,7 +495,6 @@ impl<'a> Lease<'a> {
     /// [`Error::NotYourLease`], the server's.
     pub fn release(&self, token: i64, keep_for: Option<i64>) -> Result<bool, Problem> {
         self.check_may_write("release")?;
-        let mut is_locked = false;
         loop {
             let Some((row, state)) = self.held(token)? else { return Ok(false) };
             self.check_owner(&row, "release")?;
@@ -497,15 +502,13 @@ impl<'a> Lease<'a> {
                 .map(|keep_for| row.grant.term.kept(state.now, keep_for))
                 .filter(|term| term.remaining(state.now) > 0)
                 .map(|term| Change { term: Some(term), kept: true, ..Change::default() });
-            if let Some(again) = self.write(&row, kept, is_locked)? {
-                is_locked = again.is_locked;
+            if !self.write(&row, kept)? {
                 continue;
             }
-            match kept {
-                Some(_) => self.check_in_time(&row)?,
-                None => self.clear_orders(token, &state.orders)?,
+            if kept.is_some() {
+                self.check_in_time(&row)?;
             }
-            return Ok(true);
+            return Ok(row.grant.term.remaining(clock::now()) > 0);
         }
     }
 
@@ -601,7 +604,7 @@ impl<'a> Lease<'a> {
                     self.check_owner(row, "break")?;
                 }
                 session::change_lease(self.key, Touch::Grant);
-                match lease_table::delete(&self.tables, row, false)? {
+                match lease_table::delete(&self.tables, row, Others::Skip)? {
                     Written::Done => self.clear_orders(row.grant.token, &state.orders)?,
                     Written::Changed => {
                         is_done = false;
@@ -637,7 +640,6 @@ impl<'a> Lease<'a> {
     fn order(&self, row: &Row, reason: Option<&[u8]>) -> Result<(), Problem> {
         let is_break = reason.is_none();
         session::change_lease(self.key, if is_break { Touch::Grant } else { Touch::Prolong });
-        let mut is_locked = false;
         loop {
             let token = -row.grant.token;
             let orders = lease_table::read(&self.tables, self.key, Some(token), See::Committed, false)?;
@@ -648,11 +650,8 @@ impl<'a> Lease<'a> {
                 return lease_table::insert(&self.tables, &order);
             };
             let change = Change { kept: is_break, requested: reason, ..Change::default() };
-            match lease_table::update(&self.tables, order, change, is_locked)? {
-                Written::Done => return Ok(()),
-                Written::Changed => is_locked = false,
-                // The holder releases the lease, perhaps, and may not be done with it.
-                Written::Busy => is_locked = lease_table::lock(&self.tables, order)?,
+            if lease_table::update(&self.tables, order, change)? == Written::Done {
+                return Ok(());
             }
         }
     }
@@ -668,27 +667,17 @@ impl<'a> Lease<'a> {
         Ok((state.live, state.now))
     }
 
-    /// Changes a row, or (None) deletes it. Some: it has to be read again, because what time it is and whose the lease is may
-    /// be another thing after a wait for other transactions.
-    fn write(&self, row: &Row, change: Option<Change<'_>>, is_locked: bool) -> Result<Option<Again>, Problem> {
+    /// Changes a row, or (None) deletes it; false if it has to be read again. Waits for a transaction that has an unfinished
+    /// change of it: what time it is may be another thing then.
+    fn write(&self, row: &Row, change: Option<Change<'_>>) -> Result<bool, Problem> {
         let is_prolonged = change.is_some_and(|change| change.prolongs(&row.grant.term));
         session::change_lease(self.key, if is_prolonged { Touch::Prolong } else { Touch::Grant });
         let written = match change {
-            Some(change) => lease_table::update(&self.tables, row, change, is_locked)?,
-            None => lease_table::delete(&self.tables, row, is_locked)?,
+            Some(change) => lease_table::update(&self.tables, row, change)?,
+            None => lease_table::delete(&self.tables, row, Others::Wait)?,
         };
-        Ok(match written {
-            Written::Done => None,
-            Written::Changed => Some(Again { is_locked: false }),
-            Written::Busy => Some(Again { is_locked: lease_table::lock(&self.tables, row)? }),
-        })
+        Ok(written == Written::Done)
     }
-}
-
-/// Read the row again.
-struct Again {
-    /// Nobody else can change it any more.
-    is_locked: bool,
 }
 
 /// A request, and whose it is: that of the role that made the call, whatever becomes of it during the wait.

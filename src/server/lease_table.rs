@@ -1,8 +1,8 @@
 //! The rows of leases, read and written without SQL.
 //!
 //! By SQL each call would plan, execute and change its role, several times what the row itself costs, and a read for a
-//! write would take the statement's snapshot. Here every read takes the newest one, and a write never waits: who meets
-//! another's unfinished change is told so, and decides.
+//! write would take the statement's snapshot. Here every read takes the newest one, and a deletion can be told not to wait
+//! for another's unfinished change.
 //!
 //! A grant always inserts a row. Its place in the index never changes after that, so that changes can stay in their page.
 //! An order to a holder is a row of its own, beside the grant's: who gives it must not keep the holder waiting.
@@ -527,11 +527,12 @@ fn written(result: pg_sys::TM_Result::Type) -> Written {
     }
 }
 
-/// Changes a row, which may be locked for this transaction by [`lock`].
+/// Changes a row. Waits for a transaction that has an unfinished change of it, as the server waits for rows:
+/// `lock_timeout` applies, deadlocks are found.
 ///
 /// # Errors
 /// [`Error::Tables`], the server's.
-pub fn update(tables: &Tables, row: &Row, change: Change<'_>, is_locked: bool) -> Result<Written, Problem> {
+pub fn update(tables: &Tables, row: &Row, change: Change<'_>) -> Result<Written, Problem> {
     let requested = change.requested.map(text_datum);
     // SAFETY: server calls; the tuple is a copy of one of the table's.
     unsafe {
@@ -557,7 +558,7 @@ pub fn update(tables: &Tables, row: &Row, change: Change<'_>, is_locked: bool) -
             let tuple = ffi::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());
             let tid = &raw mut (*row.tuple).t_self;
             let command = ffi::GetCurrentCommandId(true);
-            let outcome = written(ffi::heap_update(open.table, tid, tuple, command, is_locked));
+            let outcome = written(ffi::heap_update(open.table, tid, tuple, command));
             if outcome == Written::Done {
                 let is_heap_only = u32::from((*(*tuple).t_data).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE != 0;
                 if !is_heap_only {
@@ -571,53 +572,33 @@ pub fn update(tables: &Tables, row: &Row, change: Change<'_>, is_locked: bool) -
     }
 }
 
-/// Deletes a row, which may be locked for this transaction by [`lock`].
+/// What to do about a transaction that has an unfinished change of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Others {
+    /// Wait for it, as [`update`] does.
+    Wait,
+    /// Leave the row: [`Written::Busy`].
+    Skip,
+}
+
+/// Deletes a row.
 ///
 /// # Errors
 /// [`Error::Tables`], the server's.
-pub fn delete(tables: &Tables, row: &Row, is_locked: bool) -> Result<Written, Problem> {
+pub fn delete(tables: &Tables, row: &Row, others: Others) -> Result<Written, Problem> {
+    let wait = others == Others::Wait;
     // SAFETY: server calls.
     unsafe {
         with_table(tables, pg_sys::RowExclusiveLock, |open| {
             let mut failure = pg_sys::TM_FailureData::default();
             let (tid, command) = (&raw mut (*row.tuple).t_self, ffi::GetCurrentCommandId(true));
             let no_snapshot = std::ptr::null_mut();
-            // The server waits for others only, and also calls a row busy that is locked by ourselves.
-            let result = ffi::heap_delete(open.table, tid, command, no_snapshot, is_locked, &mut failure, false);
+            let result = ffi::heap_delete(open.table, tid, command, no_snapshot, wait, &mut failure, false);
             let outcome = written(result);
             if outcome == Written::Done {
                 ffi::CommandCounterIncrement();
             }
             Ok(outcome)
-        })
-    }
-}
-
-/// Waits until no other transaction has an unfinished change of a row, as the server waits for rows: `lock_timeout`
-/// applies, deadlocks are found. Whether the row is as it was, and locked for this transaction now; read it again in any
-/// case, time has passed.
-///
-/// # Errors
-/// [`Error::Tables`], the server's.
-pub fn lock(tables: &Tables, row: &Row) -> Result<bool, Problem> {
-    // SAFETY: server calls.
-    unsafe {
-        with_table(tables, pg_sys::RowExclusiveLock, |open| {
-            let mut tuple = pg_sys::HeapTupleData { t_self: (*row.tuple).t_self, ..pg_sys::HeapTupleData::default() };
-            let mut buffer = pg_sys::InvalidBuffer as pg_sys::Buffer;
-            let mut failure = pg_sys::TM_FailureData::default();
-            let result = ffi::heap_lock_tuple(
-                open.table,
-                &mut tuple,
-                ffi::GetCurrentCommandId(true),
-                pg_sys::LockTupleMode::LockTupleExclusive,
-                pg_sys::LockWaitPolicy::LockWaitBlock,
-                false,
-                &mut buffer,
-                &mut failure,
-            );
-            ffi::ReleaseBuffer(buffer);
-            Ok(result == pg_sys::TM_Result::TM_Ok)
         })
     }
 }
@@ -662,7 +643,7 @@ pub fn sweep(
     for row in found.iter().map(Row::of) {
         if has_ended(&row)? {
             // If somebody else is at it, they see to it.
-            delete(tables, &row, false)?;
+            delete(tables, &row, Others::Skip)?;
         }
     }
     Ok(())
