@@ -276,7 +276,8 @@ fn owner_is_the_application_name_else_the_role() {
     assert_eq!(holder(&mut a, ", owner => repeat('long', 10000)"), "long".repeat(10_000));
     // The procedure does the same.
     let k = unique("lease");
-    a.run(&format!("set application_name = 'by call'; call lease_acquire_wait('{k}', '1 hour')"));
+    a.run("set application_name = 'by call'");
+    a.run(&format!("call lease_acquire_wait('{k}', '1 hour')"));
     assert_eq!(owners(&mut a, &k), ["by call"]);
 
     // With SET ROLE, the role is the one that is set.
@@ -456,6 +457,30 @@ fn a_refused_try_waits_for_nothing() {
         }
         a.run("rollback");
         assert!(check(&mut a, &k, token), "{work}");
+    }
+}
+
+/// They were first, whatever the holder's time is.
+#[test]
+fn a_try_while_someone_queues_is_told_to_come_again_soon() {
+    let server = Server::shared();
+    let mut watch = server.session("watch");
+    let mut a = server.session("lease a");
+    let mut b = server.session("lease b");
+    for permits in [1, 2] {
+        let k = unique("lease");
+        let more = format!(", permits => {permits}");
+        let tokens: Vec<i64> = (0..permits).map(|_| take(&mut a, &k, "1 hour", &more)).collect();
+        let waiting = server.session("lease waiter").background(&acquire_sql(
+            &k,
+            "1 hour",
+            &format!("{more}, timeout => '1 minute'"),
+        ));
+        until_queued(&mut watch, &k, 1);
+        let said = acquire(&mut b, &k, "1 hour", &more);
+        assert_eq!(said.refused().retry_after, Some(0.1), "{said:?}");
+        assert!(release(&mut a, &k, tokens[0]));
+        waiting.end().1.expect("granted");
     }
 }
 

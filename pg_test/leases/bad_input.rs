@@ -212,7 +212,10 @@ fn the_call_form_where_no_transaction_can_be_ended() {
         a.run("rollback");
     }
     a.fails(&format!("select 1; {call}")).is("25001");
-    a.fails(&format!("do $$ begin create temp table written (i int); {call}; end $$")).is("25001");
+    let named = format!("call lease_acquire_wait('{k}', '1 hour', token => t)");
+    a.fails(&format!("do $$ declare t bigint; begin create temp table written (i int); {named}; end $$")).is("25001");
+    a.fails(&format!("do $$ declare t bigint; begin {named}; exception when raise_exception then null; end $$"))
+        .is("25001");
     assert!(is_free(&mut watch, &k));
     assert_eq!(watch.locks_of(a.pid), 0);
 }
@@ -280,20 +283,20 @@ fn functions_say_what_they_are() {
     let mut a = server.session("bad input");
     assert_eq!(
         a.column(
-            "select proname || ' ' || provolatile || ' ' || proparallel || ' ' || procost || ' ' || proisstrict \
+            "select concat_ws(' ', proname, provolatile, proparallel, procost, proisstrict) \
                from pg_proc as p join pg_depend as d on d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.deptype = 'e' \
               where proname like 'lease%' order by 1"
         ),
         [
-            "lease_acquire v u 1000 false",
-            "lease_acquire_wait v u 1 false",
-            "lease_break v u 1000 false",
-            "lease_check v u 1000 false",
-            "lease_guard v u 1000 false",
-            "lease_holder v u 1000 false",
-            "lease_release v u 1000 false",
-            "lease_renew v u 1000 false",
-            "lease_request v u 1000 false",
+            "lease_acquire v u 1000 f",
+            "lease_acquire_wait v u 1 f",
+            "lease_break v u 1000 f",
+            "lease_check v u 1000 f",
+            "lease_guard v u 1000 f",
+            "lease_holder v u 1000 f",
+            "lease_release v u 1000 f",
+            "lease_renew v u 1000 f",
+            "lease_request v u 1000 f",
         ]
     );
 }

@@ -79,12 +79,6 @@ impl Said {
         assert_eq!((self.remaining, self.holder.as_deref(), self.retry_after), (None, None, Some(0.1)), "{self:?}");
     }
 
-    /// That it was refused because somebody waits in the queue already.
-    #[track_caller]
-    fn refused_for_the_queue(&self) {
-        self.refused_for_reasons_unknown();
-    }
-
     /// That it was refused because of that owner, who has it for at most so many seconds more.
     #[track_caller]
     fn refused_by(&self, owner: &str, at_most: f64) {
@@ -213,6 +207,15 @@ fn stored(watch: &mut Session, name: &str) -> Vec<String> {
     watch.column(&format!(
         "select concat_ws(' ', l.xmin, l.xmax, l.ctid, l::text) from lease as l where l.name = {} order by l.token",
         literal(name)
+    ))
+}
+
+/// How many locks a session is left with, ours and native ones, but for the sentinel by which others know that it lives.
+#[track_caller]
+fn left_to(watch: &mut Session, pid: i32) -> i64 {
+    watch.int(&format!(
+        "select count(*) from pg_locks where locktype = 'advisory' and pid = {pid} \
+            and not (objsubid >= 16384 and (objsubid >> 11) & 7 = 1)"
     ))
 }
 

@@ -79,7 +79,8 @@ fn unchanged_by_whatever_it_goes_through() {
         a.run(&format!("select * from lock_holders where name = '{k}'"));
         a.run(&format!("select lease_break('{k}')"));
         // By the procedure.
-        a.run(&format!("call lease_acquire_wait('{k}', '1 hour', payload => {payload})"));
+        let text = literal(&a.text(&format!("select {payload}::jsonb::text")));
+        a.run(&format!("call lease_acquire_wait('{k}', '1 hour', payload => {text})"));
         is_shown(&mut b, &k, &payload);
     }
 }

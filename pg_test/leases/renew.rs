@@ -52,9 +52,7 @@ fn c29_lost_says_to_whom_and_since_when() {
     assert!(release(&mut a, &k, old));
     take(&mut b, &k, "1 hour", ", owner => 'the new owner'");
     for call in [renew_sql(&k, old, ""), guard_sql(&k, old)] {
-        let error = a.fails(&call);
-        error.is("55006").message_has(&k).detail_has("the new owner");
-        assert!(!error.detail.contains(&old.to_string()), "{error:#?}");
+        a.fails(&call).is("55006").message_has(&k).detail_has("the new owner");
     }
 }
 

@@ -2,8 +2,8 @@
 //! Case C31, and leases in savepoints, PL/pgSQL, triggers, procedures, cursors and prepared transactions.
 
 use super::{
-    Said, acquire, acquire_sql, check, guard, guard_sql, is_free, owners, release, renew, renew_fails, renew_sql,
-    shown, stored, take, take_when_free, until_queued,
+    Said, acquire, acquire_sql, check, guard, guard_sql, is_free, left_to, owners, release, renew, renew_fails,
+    renew_sql, shown, stored, take, take_when_free, until_queued,
 };
 use crate::pg_test::support::{Reply, Server, Wire, let_pass, unique, unique_ident};
 use std::time::{Duration, Instant};
@@ -266,7 +266,8 @@ fn all_calls_see_the_newest_committed_state() {
         let mut a = server.session("tx a");
         let (k, free) = (unique("tx"), unique("tx"));
         let gone = take(&mut b, &k, "1 hour", ", owner => 'gone'");
-        a.run(&format!("create temp table old (i int); begin isolation level {isolation}; select * from old"));
+        a.run("create temp table old (i int)");
+        a.run(&format!("begin isolation level {isolation}; select * from old"));
         assert!(release(&mut b, &k, gone));
         let token = take(&mut b, &k, "1 hour", ", owner => 'new', payload => '{\"n\": 1}'");
         renew(&mut b, &k, token, ", payload => '{\"n\": 2}'");
@@ -309,7 +310,8 @@ fn an_old_snapshot_and_breaks_and_waits() {
     let mut a = server.session("tx a");
     let mut b = server.session("tx b");
     let k = unique("tx");
-    a.run("create temp table old (i int); begin isolation level repeatable read; select * from old");
+    a.run("create temp table old (i int)");
+    a.run("begin isolation level repeatable read; select * from old");
     let token = take(&mut b, &k, "1 hour", "");
     renew(&mut b, &k, token, "");
     assert_eq!(a.int(&format!("select lease_break('{k}')")), 1);
@@ -437,7 +439,7 @@ fn prepare_transaction_is_refused_after_what_was_written() {
             assert!(check(&mut b, &held, token), "{call}");
             assert!(is_free(&mut b, &k), "{call}");
             assert_eq!(b.int(&format!("select count(*) from pg_prepared_xacts where gid = '{gid}'")), 0);
-            assert_eq!(b.locks_of(a.pid), 0, "{call}");
+            assert_eq!(left_to(&mut b, a.pid), 0, "{call}");
             // The session is as good as before.
             a.run(&format!("begin; select 1; prepare transaction '{gid}'"));
             a.run(&format!("commit prepared '{gid}'"));
@@ -530,7 +532,7 @@ fn a_caught_exception_undoes_what_its_block_did() {
             let renewed = renew(&mut a, &held, token, "");
             assert_eq!((renewed.remaining, renewed.requested), (3600.0, None), "{sql}");
             a.run(if begin.is_empty() { "" } else { "commit" });
-            assert_eq!(b.locks_of(a.pid), 0, "{sql}");
+            assert_eq!(left_to(&mut b, a.pid), 0, "{sql}");
         }
     }
 }

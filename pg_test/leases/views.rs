@@ -56,7 +56,7 @@ fn a_lease_in_every_column() {
             assert!(get(column).is_some(), "{column}");
         }
         let rows = watch.run(&format!(
-            "select concat_ws(' ', owner, payload, permits), h.acquired_at = l.acquired_at, h.expires_at = l.expires_at, \
+            "select concat_ws(' ', h.owner, h.payload, permits), h.acquired_at = l.acquired_at, h.expires_at = l.expires_at, \
                     h.remaining between '59 minutes' and '1 hour' \
                from lease_holder('{k}') as h, lock_holders as l where l.name = '{k}'"
         ));
@@ -236,7 +236,7 @@ fn waiters_are_shown_in_their_order_with_deadline_and_who_is_in_the_way() {
             assert!(graph.contains(&waiting.pid.to_string()), "{} is in\n{graph}", waiting.pid);
         }
         // While they wait, a try is refused: they were first.
-        acquire(&mut watch, &k, "1 hour", "").refused_for_the_queue();
+        acquire(&mut watch, &k, "1 hour", "").refused();
         // They go, one by one, and the places move up.
         for left in (0..4).rev() {
             let first = waiting.remove(0);
