@@ -274,6 +274,16 @@ fn owner_is_the_application_name_else_the_role() {
     }
     // A long one is not cut.
     assert_eq!(holder(&mut a, ", owner => repeat('long', 10000)"), "long".repeat(10_000));
+    // Nor is one that can't be compressed, and is stored beside the row.
+    let long = a.text("select string_agg(md5(i::text), '') from generate_series(1, 1000) as i");
+    assert_eq!(holder(&mut a, &format!(", owner => '{long}'")), long);
+    let k = unique("lease");
+    let token = a.int(&format!("call lease_acquire_wait('{k}', '1 hour', owner => '{long}')"));
+    assert_eq!(owners(&mut a, &k), [long.as_str()]);
+    assert!(a.flag(&format!("select lease_request('{k}', '{long}')")));
+    assert_eq!(renew(&mut a, &k, token, "").requested.as_deref(), Some(long.as_str()));
+    assert_eq!(a.maybe(&format!("call lease_acquire_wait('{k}', '1 hour', '50 ms')")), None);
+    assert!(release(&mut a, &k, token));
     // The procedure does the same.
     let k = unique("lease");
     a.run("set application_name = 'by call'");
@@ -338,6 +348,50 @@ fn c38_eight_at_once_and_exactly_one_is_granted() {
         let all = watch
             .int(&format!("select count(*) from lock_holders where kind = 'lease' and name like '{stem} {batch} %'"));
         assert_eq!(all, 250);
+    }
+}
+
+/// The same over leases that have expired, whose rows are still there.
+#[test]
+fn c38_eight_at_once_over_what_has_expired() {
+    const SESSIONS: usize = 8;
+    const ROUNDS: usize = 150;
+    let server = Server::shared();
+    let stem = unique("c38");
+    let mut watch = server.session("watch");
+    for permits in [1, 3] {
+        watch.run(&format!(
+            "select lease_acquire('{stem} {permits} ' || i, '100 ms', permits => {permits}) from generate_series(1, {ROUNDS}) as i"
+        ));
+        let_pass(110);
+        let barrier = Arc::new(Barrier::new(SESSIONS));
+        let running: Vec<_> = (0..SESSIONS)
+            .map(|_| {
+                let (barrier, stem) = (barrier.clone(), stem.clone());
+                server.session("c38").spawn(move |session| {
+                    (1..=ROUNDS)
+                        .map(|round| {
+                            let name = format!("{stem} {permits} {round}");
+                            let call = acquire_sql(&name, "1 hour", &format!(", permits => {permits}"));
+                            let sql = format!("begin; {call}; select pg_current_xact_id_if_assigned(); commit");
+                            barrier.wait();
+                            let mut rows = session.run(&sql);
+                            let xid = rows.last().and_then(|row| row.get(0)).is_some();
+                            rows.truncate(1);
+                            (Said::from_rows(&rows).token, xid)
+                        })
+                        .collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        until("all rounds are over", || running.iter().all(Running::finished));
+        let answers: Vec<Vec<_>> = running.into_iter().map(|running| running.end().1).collect();
+        for round in 0..ROUNDS {
+            let of_round: Vec<_> = answers.iter().map(|answers| answers[round]).collect();
+            let winners = of_round.iter().filter(|(token, _)| token.is_some()).count();
+            assert!((1..=permits).contains(&winners), "round {round}: {of_round:?}");
+            assert!(of_round.iter().all(|(token, xid)| token.is_some() == *xid), "round {round}: {of_round:?}");
+        }
     }
 }
 

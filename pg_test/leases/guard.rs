@@ -374,3 +374,65 @@ fn a_guard_never_waits() {
         assert!(check(&mut a, &k, token), "{work}");
     }
 }
+
+/// Another permit's grant that isn't committed is in no way of this permit's guard.
+#[test]
+fn a_guard_beside_an_uncommitted_grant_of_another_permit() {
+    let server = Server::shared();
+    let mut a = server.session("guard a");
+    let mut b = server.session("guard b");
+    b.run("set statement_timeout = '20 s'");
+    for given_back in [0, 1] {
+        let k = unique("guard");
+        let tokens: Vec<i64> = (0..2).map(|_| take(&mut b, &k, "1 hour", ", permits => 2")).collect();
+        assert!(release(&mut b, &k, tokens[given_back]));
+        a.run("begin");
+        take(&mut a, &k, "1 hour", ", permits => 2");
+        b.run("begin");
+        guard(&mut b, &k, tokens[1 - given_back]);
+        b.run("commit");
+        a.run("rollback");
+    }
+}
+
+/// Whoever comes with another number of permits, once all have ended, waits for the guards of all of them.
+#[test]
+fn a_guard_of_any_permit_keeps_out_a_grant_of_another_number() {
+    let server = Server::shared();
+    let mut watch = server.session("watch");
+    for (number, guarded, other) in [(2, 1, 1), (2, 0, 1), (3, 2, 1), (3, 2, 2), (5, 4, 1)] {
+        let mut a = server.session("guard a");
+        let mut b = server.session("guard b");
+        let k = unique("guard");
+        let tokens: Vec<i64> =
+            (0..number).map(|_| take(&mut b, &k, "1 hour", &format!(", permits => {number}"))).collect();
+        a.run("begin");
+        guard(&mut a, &k, tokens[guarded]);
+        assert_eq!(b.int(&format!("select lease_break('{k}')")), number);
+        let more = format!(", permits => {other}");
+        acquire(&mut b, &k, "1 hour", &more).refused();
+        let waiting = b.background(&acquire_sql(&k, "1 hour", &format!("{more}, timeout => '1 minute'")));
+        until_queued(&mut watch, &k, 1);
+        assert!(!waiting.finished(), "{number}, {guarded}, {other}");
+        a.run("commit");
+        let (_, rows) = waiting.end();
+        Said::from_rows(&rows.expect("no error")).granted();
+    }
+}
+
+/// It is the transaction's, not the session's.
+#[test]
+fn pg_advisory_unlock_all_leaves_it() {
+    let server = Server::shared();
+    let mut a = server.session("guard a");
+    let mut b = server.session("guard b");
+    let k = unique("guard");
+    let token = take(&mut a, &k, "1 hour", "");
+    a.run("begin");
+    guard(&mut a, &k, token);
+    a.run("select pg_advisory_unlock_all(), named_unlock_all()");
+    assert!(release(&mut b, &k, token));
+    acquire(&mut b, &k, "1 hour", "").refused();
+    a.run("commit");
+    take(&mut b, &k, "1 hour", "");
+}

@@ -5,8 +5,18 @@ use super::{
     Said, acquire, acquire_sql, check, guard, guard_sql, is_free, left_to, owners, release, renew, renew_fails,
     renew_sql, shown, stored, take, take_when_free, until_queued,
 };
-use crate::pg_test::support::{Reply, Server, Wire, let_pass, unique, unique_ident};
+use crate::pg_test::support::{Reply, Server, Session, Wire, let_pass, unique, unique_ident, until};
 use std::time::{Duration, Instant};
+
+/// Waits until a session sleeps until another's transaction has ended.
+#[track_caller]
+fn until_waiting_for_a_row(watch: &mut Session, pid: i32) {
+    until(&format!("process {pid} waits for a row"), || {
+        watch.flag(&format!(
+            "select exists (select from pg_locks where pid = {pid} and not granted and locktype in ('transactionid', 'tuple'))"
+        ))
+    });
+}
 
 #[test]
 fn c31_a_token_is_used_up_by_whatever_undoes_its_grant() {
@@ -203,6 +213,117 @@ fn renewals_of_two_sessions_at_once() {
             assert_eq!(stored(&mut watch, &k).len(), 1);
         }
     }
+}
+
+/// What a session asks of a lease that another's open transaction has changed waits for that transaction's end, and is
+/// answered by what has come of it.
+#[test]
+fn changes_of_two_sessions_at_once() {
+    let server = Server::shared();
+    let mut watch = server.session("watch");
+    // Each with whether the lease is held with the token after it.
+    let changes = [
+        ("select waiters::text from lease_renew('$k', $t, '2 hours')", true),
+        ("select lease_request('$k', 'please ' || pg_backend_pid())", true),
+        ("select lease_release('$k', $t)", false),
+        ("select lease_release('$k', $t, '1 hour')", false),
+        ("select lease_break('$k')", false),
+    ];
+    for permits in [1, 2] {
+        for (first, held_after_first) in changes {
+            for (second, held_after_second) in changes {
+                for (begin, end, committed) in [
+                    ("begin", "commit", true),
+                    ("begin", "rollback", false),
+                    ("begin; savepoint s", "rollback to s", false),
+                    ("begin isolation level repeatable read", "rollback", false),
+                ] {
+                    let mut a = server.session("tx a");
+                    let mut b = server.session("tx b");
+                    let k = unique("tx");
+                    let token = take(&mut watch, &k, "1 hour", &format!(", permits => {permits}"));
+                    let of = |sql: &str| sql.replace("$k", &k).replace("$t", &token.to_string());
+                    let what = format!("{begin}; {first}; {end} beside {second}, {permits} permits");
+                    a.run(&format!("{begin}; {}", of(first)));
+                    let waiting = b.background(&of(second));
+                    let_pass(5);
+                    a.run(end);
+                    let (mut b, result) = waiting.end();
+                    a.run("commit");
+                    let held = !committed || held_after_first;
+                    match (result, held) {
+                        (Ok(rows), true) => {
+                            assert!(["0", "t", "1"].contains(&rows[0].get(0).expect("a value")), "{what}")
+                        }
+                        // Kept ones are ended by a break, too.
+                        (Ok(rows), false) => {
+                            let kept = first.contains("'1 hour'") && second.contains("break");
+                            assert_eq!(rows[0].get(0) == Some("1"), kept, "{what}: {rows:?}");
+                            assert!(kept || ["f", "0"].contains(&rows[0].get(0).expect("a value")), "{what}: {rows:?}");
+                            assert!(!second.contains("lease_renew"), "{what}");
+                        }
+                        (Err(error), held) => {
+                            assert!(!held && second.contains("lease_renew"), "{what}: {error:#?}");
+                            error.is("55000");
+                        }
+                    }
+                    assert_eq!(check(&mut b, &k, token), held && held_after_second, "{what}");
+                    b.run(&format!("select lease_break('{k}')"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_change_that_waits_for_another_can_be_ended() {
+    let server = Server::shared();
+    let mut watch = server.session("watch");
+    for call in ["lease_renew('$k', $t)", "lease_release('$k', $t)", "lease_request('$k')", "lease_break('$k')"] {
+        let mut a = server.session("tx a");
+        let mut b = server.session("tx b");
+        let k = unique("tx");
+        let token = take(&mut a, &k, "1 hour", "");
+        let call = format!("select {}", call.replace("$k", &k).replace("$t", &token.to_string()));
+        a.run("begin");
+        renew(&mut a, &k, token, ", '2 hours'");
+        b.run("set lock_timeout = '100 ms'");
+        b.fails(&call).is("55P03");
+        b.run("set lock_timeout = 0; set statement_timeout = '100 ms'");
+        b.fails(&call).is("57014");
+        b.run("set statement_timeout = 0");
+        let waiting = b.background(&call);
+        until_waiting_for_a_row(&mut watch, waiting.pid);
+        watch.run(&format!("select pg_cancel_backend({})", waiting.pid));
+        let (mut b, result) = waiting.end();
+        result.expect_err("cancelled").is("57014");
+        a.run("commit");
+        assert!(check(&mut b, &k, token), "{call}");
+        b.run(&call);
+    }
+}
+
+#[test]
+fn a_deadlock_over_two_leases_is_found() {
+    let server = Server::shared();
+    let mut watch = server.session("watch");
+    let mut a = server.session("tx a");
+    let mut b = server.session("tx b");
+    let (one, two) = (unique("tx"), unique("tx"));
+    let token_one = take(&mut a, &one, "1 hour", "");
+    let token_two = take(&mut b, &two, "1 hour", "");
+    a.run("set deadlock_timeout = '1 h'; begin");
+    b.run("set deadlock_timeout = '100 ms'; begin");
+    renew(&mut a, &one, token_one, "");
+    renew(&mut b, &two, token_two, "");
+    let waiting = a.background(&renew_sql(&two, token_two, ""));
+    until_waiting_for_a_row(&mut watch, waiting.pid);
+    renew_fails(&mut b, &one, token_one).is("40P01");
+    b.run("rollback");
+    let (mut a, result) = waiting.end();
+    result.expect("the survivor goes on");
+    a.run("commit");
+    assert!(check(&mut b, &one, token_one) && check(&mut b, &two, token_two));
 }
 
 /// A renewal that isn't committed when the old time runs out: never do two hold it.
