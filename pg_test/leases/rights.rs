@@ -1,8 +1,8 @@
 //! Who may renew, release, guard and break, who sees what, and that nothing but the functions touches the table.
 
 use super::{
-    acquire, acquire_sql, check, guard_sql, is_free, owners, release, renew, renew_sql, shown, stored, take,
-    until_queued, waiters,
+    acquire, acquire_sql, check, guard_sql, owners, release, renew, renew_sql, shown, stored, take, until_queued,
+    waiters,
 };
 use crate::pg_test::support::{Server, Session, unique, unique_ident};
 

@@ -239,7 +239,7 @@ fn changes_of_two_sessions_at_once() {
                     ("begin isolation level repeatable read", "rollback", false),
                 ] {
                     let mut a = server.session("tx a");
-                    let mut b = server.session("tx b");
+                    let b = server.session("tx b");
                     let k = unique("tx");
                     let token = take(&mut watch, &k, "1 hour", &format!(", permits => {permits}"));
                     let of = |sql: &str| sql.replace("$k", &k).replace("$t", &token.to_string());
