@@ -112,7 +112,9 @@ fn lease_renew(fcinfo: pg_sys::FunctionCallInfo) -> Row {
     let args = Arguments::of(fcinfo);
     let renewed = lease_and_token(fcinfo).and_then(|(lease, token)| {
         let ttl = args.interval(2).map(ttl_micros).transpose()?;
-        if let (Some(ttl), Some(rule)) = (ttl, domains::rule(fcinfo, lease.domain(), || lease.describe())?) {
+        if let Some(ttl) = ttl
+            && let Some(rule) = domains::find(fcinfo, lease.domain())?
+        {
             rule.check_ttl(ttl, || lease.describe())?;
         }
         lease.renew(token, ttl, args.jsonb(3))

@@ -165,6 +165,8 @@ impl Holder {
 pub struct LeaseHolder {
     /// As it calls itself.
     pub owner: String,
+    /// What its payload says of it.
+    pub about: Option<String>,
     /// Since when.
     pub since: String,
     /// For how long it has the lease if it does not renew it, in microseconds.
@@ -173,12 +175,9 @@ pub struct LeaseHolder {
 
 impl LeaseHolder {
     fn describe(&self) -> String {
-        format!(
-            "Held by \"{}\" since {}, and for another {} if not renewed.",
-            self.owner,
-            self.since,
-            seconds(self.remaining)
-        )
+        let about = self.about.as_ref().map(|about| format!(" ({about})")).unwrap_or_default();
+        let (owner, since, remaining) = (&self.owner, &self.since, seconds(self.remaining));
+        format!("Held by \"{owner}\"{about} since {since}, and for another {remaining} if not renewed.")
     }
 }
 
@@ -383,6 +382,7 @@ mod tests {
             token: 42,
             holder: LeaseHolder {
                 owner: "node-b".into(),
+                about: Some("address 10.0.0.7:5000".into()),
                 since: "2026-11-29 14:00:00+00".into(),
                 remaining: 12_345_678,
             },
@@ -390,7 +390,7 @@ mod tests {
         assert_eq!(error.to_string(), "lease \"leader\" is held by another");
         assert_eq!(
             error.detail().unwrap(),
-            "Held by \"node-b\" since 2026-11-29 14:00:00+00, and for another 12.345 s if not renewed. \
+            "Held by \"node-b\" (address 10.0.0.7:5000) since 2026-11-29 14:00:00+00, and for another 12.345 s if not renewed. \
              Token 42 is not valid any more."
         );
         assert_eq!(error.sqlstate(), "55006");

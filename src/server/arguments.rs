@@ -223,6 +223,14 @@ unsafe impl BoxRet for Jsonb {
     }
 }
 
+/// A jsonb, as the server keeps it, as JSON in UTF-8.
+pub fn json_text(jsonb: &[u8]) -> Vec<u8> {
+    let jsonb = Jsonb(jsonb.to_vec()).into_datum();
+    // SAFETY: SQL's own function, with its one argument; its result is a C string.
+    let text = unsafe { pgrx::direct_function_call::<&CStr>(pg_sys::jsonb_out, &[jsonb]) };
+    encoding::to_utf8(text.unwrap_or_default().to_bytes()).to_vec()
+}
+
 /// An `oid` result that may be 0: the bindings' own type makes NULL of that.
 #[derive(Clone, Copy, Debug)]
 pub struct OidOrZero(pub u32);

@@ -57,25 +57,37 @@ pub fn rule(
     domain: &[u8],
     lock: impl FnOnce() -> String,
 ) -> Result<Option<Rule>, Problem> {
-    if KNOWN.get() == Known::None { Ok(None) } else { look_up(fcinfo, domain, lock) }
-}
-
-#[cold]
-fn look_up(
-    fcinfo: pg_sys::FunctionCallInfo,
-    domain: &[u8],
-    lock: impl FnOnce() -> String,
-) -> Result<Option<Rule>, Problem> {
-    if KNOWN.get() == Known::Nothing {
-        load(&Tables::beside(fcinfo)?)?;
-    }
-    let rule = RULES.borrow().as_ref().and_then(|rules| rules.get(domain).copied());
+    let rule = find(fcinfo, domain)?;
     match rule {
         Some(Rule { role: Some(role), .. }) if !activity::may_act_as(role.into()) => {
             Err(Error::DomainDenied { lock: lock(), domain: display(domain) }.into())
         }
         rule => Ok(rule),
     }
+}
+
+/// The rule for a domain, whoever asks.
+///
+/// # Errors
+/// The server's.
+#[inline]
+pub fn find(fcinfo: pg_sys::FunctionCallInfo, domain: &[u8]) -> Result<Option<Rule>, Problem> {
+    // Within a transaction block the server learns of changes when it locks a table, which a call like this does not.
+    // SAFETY: a question about this process's state; and a server call, as at the lock of a table.
+    unsafe {
+        if ffi::IsTransactionBlock() {
+            try_block(|| ffi::AcceptInvalidationMessages())?;
+        }
+    }
+    if KNOWN.get() == Known::None { Ok(None) } else { look_up(fcinfo, domain) }
+}
+
+#[cold]
+fn look_up(fcinfo: pg_sys::FunctionCallInfo, domain: &[u8]) -> Result<Option<Rule>, Problem> {
+    if KNOWN.get() == Known::Nothing {
+        load(&Tables::beside(fcinfo)?)?;
+    }
+    Ok(RULES.borrow().as_ref().and_then(|rules| rules.get(domain).copied()))
 }
 
 fn load(tables: &Tables) -> Result<(), Problem> {

@@ -72,12 +72,16 @@ unsafe extern "C-unwind" {
 
     // utils/portal.h, access/xact.h
     pub fn IsTransactionState() -> bool;
+    pub fn IsTransactionBlock() -> bool;
     pub fn GetCurrentSubTransactionId() -> pg_sys::SubTransactionId;
     pub fn ForgetPortalSnapshots();
     fn GetCurrentTimestamp() -> pg_sys::TimestampTz;
     pub fn GetPortalByName(name: *const c_char) -> pg_sys::Portal;
     pub fn GetCurrentStatementStartTimestamp() -> pg_sys::TimestampTz;
     pub fn RecoveryInProgress() -> bool;
+
+    // utils/inval.h
+    pub fn AcceptInvalidationMessages();
 
     // utils/snapmgr.h
     pub fn GetLatestSnapshot() -> pg_sys::Snapshot;
