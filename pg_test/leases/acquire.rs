@@ -160,6 +160,84 @@ fn tokens_rise_from_grant_to_grant_whatever_the_name() {
     )));
 }
 
+/// In a database where none was ever granted, the first ones come all at once.
+#[test]
+fn tokens_of_a_new_database_are_all_different() {
+    for _ in 0..5 {
+        let database = Server::shared().new_database("lease_tokens", "UTF8");
+        let barrier = Arc::new(Barrier::new(8));
+        let running: Vec<_> = (0..8)
+            .map(|number| {
+                let barrier = barrier.clone();
+                database.session("lease a").spawn(move |session| {
+                    barrier.wait();
+                    (0..20).map(|round| take(session, &format!("{number} {round}"), "1 hour", "")).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        let tokens: Vec<Vec<i64>> = running.into_iter().map(|running| running.end().1).collect();
+        assert!(tokens.iter().all(|tokens| tokens.is_sorted()), "{tokens:?}");
+        let mut all = tokens.concat();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 160);
+        assert!(all.iter().all(|token| token >> 42 == all[0] >> 42), "one epoch: {all:?}");
+        assert!(all[0] & ((1 << 42) - 1) > 1_000_000_000, "after the jump to the clock: {all:?}");
+    }
+}
+
+/// The server has come to another timeline, and many sessions draw their first token there at once: nobody gets one of
+/// the old epoch, which the old primary may have handed out.
+#[test]
+fn c40_sessions_that_draw_while_the_epoch_is_raised() {
+    let database = Server::shared().new_database("lease_epoch", "UTF8");
+    let mut admin = database.session("admin");
+    let mut old = take(&mut admin, "before", "1 hour", "");
+    for round in 0..15 {
+        // As on a standby that was promoted: what the sequence says is of another timeline.
+        let sessions: Vec<Session> = (0..6).map(|_| database.session("lease a")).collect();
+        admin.run("select setval('lease_timeline', 0)");
+        let barrier = Arc::new(Barrier::new(sessions.len()));
+        let running: Vec<_> = sessions
+            .into_iter()
+            .enumerate()
+            .map(|(number, session)| {
+                let barrier = barrier.clone();
+                session.spawn(move |session| {
+                    barrier.wait();
+                    take(session, &format!("{round} {number}"), "1 hour", "")
+                })
+            })
+            .collect();
+        let tokens: Vec<i64> = running.into_iter().map(|running| running.end().1).collect();
+        assert!(tokens.iter().all(|token| token >> 42 > old >> 42), "round {round}: {old}, then {tokens:?}");
+        old = *tokens.iter().max().expect("some");
+    }
+}
+
+/// The same, step by step: the one is held up where it looks at the timeline while the other raises the epoch.
+#[test]
+fn c40_a_session_that_is_slow_while_the_epoch_is_raised() {
+    let database = Server::shared().new_database("lease_epoch", "UTF8");
+    let mut admin = database.session("admin");
+    let mut watch = database.session("watch");
+    let old = take(&mut admin, "before", "1 hour", "");
+    let timeline = admin.int("select last_value from lease_timeline");
+    admin.run("select setval('lease_timeline', 0)");
+    admin.run("begin; alter sequence lease_timeline rename to lease_timeline_locked");
+    let slow = database.session("lease a").background(&acquire_sql("slow", "1 hour", ""));
+    until("it is held up", || {
+        watch.int(&format!("select count(*) from pg_locks where pid = {} and not granted", slow.pid)) == 1
+    });
+    // Sequences are not transactional.
+    let raised = ((old >> 42) + 1) << 42 | (old & ((1 << 42) - 1));
+    admin.run(&format!("select setval('lease_token', {raised}), setval('lease_timeline_locked', {timeline})"));
+    admin.run("rollback");
+    let (_, rows) = slow.end();
+    let token = Said::from_rows(&rows.expect("no error")).granted();
+    assert!(token > raised, "{token}, which is not over {raised}");
+}
+
 /// A token is `epoch << 42 | counter`, and the counter is never far behind the milliseconds since 2025.
 #[test]
 fn a_token_has_its_epoch_and_its_counter() {
@@ -705,6 +783,31 @@ fn a_latin1_database_has_the_same_names() {
         assert!(release(&mut a, name, token));
     }
     a.fails(&acquire_sql(&format!("{}x", "é".repeat(512)), "1 hour", "")).is("22001");
+}
+
+/// Nothing is known of a SQL_ASCII database's bytes: they are a name as they are.
+#[test]
+fn a_sql_ascii_database_has_names_of_any_bytes() {
+    let database = Server::shared().new_database("lease_ascii", "SQL_ASCII");
+    let mut a = database.session("lease a");
+    let mut b = database.session("lease b");
+    for name in ["'k ' || chr(255)", "'k ' || chr(254)", "'é'", "chr(195)", "repeat(chr(200), 1024)"] {
+        let token = a.int(&format!("select token from lease_acquire({name}, '1 hour', owner => 'o ' || chr(255))"));
+        assert!(b.flag(&format!("select lease_check({name}, {token})")), "{name}");
+        assert!(b.flag(&format!("select not acquired from lease_acquire({name}, '1 hour')")), "{name}");
+        assert!(b.flag(&format!("select remaining = '2 hours' from lease_renew({name}, {token}, '2 hours')")));
+        assert!(b.flag(&format!("select owner = 'o ' || chr(255) from lease_holder({name})")), "{name}");
+        assert_eq!(
+            b.int(&format!(
+                "select count(*) from lock_holders where kind = 'lease' and name = {name} and token = {token}"
+            )),
+            1,
+            "{name}"
+        );
+        assert_eq!(b.fails(&format!("select lease_renew({name}, 1)")).code, "55006", "{name}");
+    }
+    a.fails("select lease_acquire(repeat(chr(200), 1025), '1 hour')").is("22001");
+    assert_eq!(a.int("select count(*) from lock_holders where kind = 'lease'"), 5);
 }
 
 /// Two names with one key: while the one is live, the other is refused, and never taken for the same.

@@ -5,7 +5,7 @@ use super::{
     waiters,
 };
 use crate::pg_test::support::{Running, Server, let_pass, unique, until};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 
 #[test]
 fn as_many_grants_as_permits_each_with_a_token_of_its_own() {
@@ -211,6 +211,57 @@ fn all_of_two_thousand_and_forty_eight() {
     acquire(&mut a, "k", "1 hour", ", permits => 2048").refused();
     assert_eq!(a.int("select lease_break('k')"), 2048);
     take(&mut a, "k", "1 hour", "");
+}
+
+/// There is room for all: nobody is refused because others try at the same moment.
+#[test]
+fn as_many_at_once_as_there_are_permits() {
+    const SESSIONS: usize = 8;
+    let server = Server::shared();
+    let stem = unique("permits");
+    let barrier = Arc::new(Barrier::new(SESSIONS));
+    let running: Vec<_> = (0..SESSIONS)
+        .map(|_| {
+            let (barrier, stem) = (barrier.clone(), stem.clone());
+            server.session("permits").spawn(move |session| {
+                (0..100)
+                    .map(|round| {
+                        barrier.wait();
+                        let more = format!(", permits => {SESSIONS}");
+                        acquire(session, &format!("{stem} {round}"), "1 hour", &more).token.is_some()
+                    })
+                    .collect::<Vec<_>>()
+            })
+        })
+        .collect();
+    until("all rounds are over", || running.iter().all(Running::finished));
+    let answers: Vec<Vec<bool>> = running.into_iter().map(|running| running.end().1).collect();
+    let granted = |round: usize| answers.iter().filter(|answers| answers[round]).count();
+    assert_eq!((0..100).map(granted).filter(|granted| *granted < SESSIONS).count(), 0, "rounds with a refusal");
+}
+
+/// Where a kept permit is the first to be free, nobody is named, and the time is its.
+#[test]
+fn held_and_kept_permits() {
+    let server = Server::shared();
+    let mut a = server.session("permits a");
+    for kept_first in [true, false] {
+        let k = unique("permits");
+        let held = take(&mut a, &k, if kept_first { "2 hours" } else { "30 minutes" }, ", permits => 2");
+        let kept = take(&mut a, &k, "1 minute", ", permits => 2");
+        assert!(a.flag(&format!("select lease_release('{k}', {kept}, '1 hour')")));
+        assert_eq!(owners(&mut a, &k), ["permits a"]);
+        let said = acquire(&mut a, &k, "1 hour", ", permits => 2");
+        if kept_first {
+            assert_eq!(said.refused().holder, None, "{said:?}");
+            assert!(said.retry_after.is_some_and(|seconds| seconds > 3000.0 && seconds <= 3600.0), "{said:?}");
+        } else {
+            said.refused_by("permits a", 1800.0);
+        }
+        assert!(release(&mut a, &k, held));
+        take(&mut a, &k, "1 hour", ", permits => 2");
+        acquire(&mut a, &k, "1 hour", ", permits => 2").refused();
+    }
 }
 
 #[test]

@@ -961,3 +961,123 @@ fn vacuum_and_the_like() {
     }
     assert!(release(&mut a, "k", token));
 }
+
+/// What runs at the very end of a transaction is of the transaction.
+#[test]
+fn by_a_cursor_with_hold_and_in_deferred_triggers() {
+    let server = Server::shared();
+    let mut a = server.session("tx a");
+    let mut b = server.session("tx b");
+    let k = unique("tx");
+    // Such a cursor's query runs to its end when the transaction commits.
+    a.run(&format!(
+        "begin; declare c cursor with hold for \
+           select token from generate_series(1, 3) as i, lease_acquire('{k} ' || i, '1 hour', bound => i = 2); commit"
+    ));
+    for i in 1..=3 {
+        assert!(!is_free(&mut b, &format!("{k} {i}")), "{i}");
+    }
+    let tokens = a.column("fetch all from c");
+    for (index, token) in tokens.iter().enumerate() {
+        assert!(check(&mut b, &format!("{k} {}", index + 1), token.parse().expect("a token")));
+    }
+    a.run("close c");
+    // A deferred trigger that writes keeps its transaction from being prepared; one that guards does not.
+    let (table, gid) = (unique_ident("lease_deferred"), unique("gid"));
+    let guarded = take(&mut b, &format!("{k} guarded"), "1 hour", "");
+    a.run(&format!(
+        "create table {table} (sql text); \
+         create function {table}_run() returns trigger language plpgsql as $$ begin execute new.sql; return null; end $$; \
+         create constraint trigger t after insert on {table} deferrable initially deferred \
+             for each row execute function {table}_run()"
+    ));
+    for call in [
+        format!("select lease_acquire(''{k} deferred'', ''1 hour'')"),
+        format!("select lease_release(''{k} 1'', {})", tokens[0]),
+        format!("select lease_renew(''{k} 3'', {})", tokens[2]),
+    ] {
+        a.run(&format!("begin; insert into {table} values ('{call}')"));
+        a.fails(&format!("prepare transaction '{gid}'")).is("0A000");
+        assert_eq!(a.int(&format!("select count(*) from {table}")), 0);
+        assert!(is_free(&mut b, &format!("{k} deferred")));
+        assert!(!is_free(&mut b, &format!("{k} 1")));
+    }
+    a.run(&format!(
+        "begin; insert into {table} values ('select lease_guard(''{k} guarded'', {guarded})'); prepare transaction '{gid}'"
+    ));
+    assert!(release(&mut b, &format!("{k} guarded"), guarded));
+    acquire(&mut b, &format!("{k} guarded"), "1 hour", "").refused();
+    a.run(&format!("commit prepared '{gid}'"));
+    take(&mut b, &format!("{k} guarded"), "1 hour", "");
+}
+
+/// A session with a bound lease prepares a transaction that is guarded by it.
+#[test]
+fn prepare_transaction_in_a_session_with_a_bound_lease() {
+    let server = Server::shared();
+    let mut a = server.session("tx a");
+    let mut b = server.session("tx b");
+    let (k, gid) = (unique("tx"), unique("gid"));
+    let token = take(&mut a, &k, "1 hour", ", bound => true");
+    a.run("begin");
+    assert!(check(&mut a, &k, token));
+    guard(&mut a, &k, token);
+    acquire(&mut a, &k, "1 hour", "").refused();
+    a.run(&format!("prepare transaction '{gid}'"));
+    assert!(check(&mut b, &k, token), "the lease is the session's, not the transaction's");
+    a.run("discard all");
+    assert!(!check(&mut b, &k, token));
+    acquire(&mut b, &k, "1 hour", "").refused_for_reasons_unknown();
+    b.run(&format!("rollback prepared '{gid}'"));
+    take(&mut b, &k, "1 hour", "");
+}
+
+/// An error later in the same statement undoes what its calls did.
+#[test]
+fn an_error_in_the_same_statement() {
+    let server = Server::shared();
+    let mut a = server.session("tx a");
+    let mut b = server.session("tx b");
+    let (k, held) = (unique("tx"), unique("tx"));
+    let token = take(&mut b, &held, "1 hour", "");
+    for bound in [false, true] {
+        a.fails(&format!("select lease_acquire('{k}', '1 hour', bound => {bound}), 1 / (random() * 0)::int"))
+            .is("22012");
+        assert!(is_free(&mut b, &k));
+    }
+    a.fails(&format!("select lease_acquire('{k} ' || i, '1 hour'), 1 / (5 - i) from generate_series(1, 10) as i"))
+        .is("22012");
+    assert_eq!(b.int(&format!("select count(*) from lock_holders where name like '{k} %'")), 0);
+    for call in ["lease_release('$k', $t)", "lease_renew('$k', $t, '2 hours')", "lease_break('$k')"] {
+        let call = call.replace("$k", &held).replace("$t", &token.to_string());
+        a.fails(&format!("select {call}, 1 / (random() * 0)::int")).is("22012");
+        assert!(check(&mut b, &held, token), "{call}");
+        assert_eq!(renew(&mut b, &held, token, "").remaining, 3600.0);
+    }
+    assert_eq!(left_to(&mut b, a.pid), 0);
+}
+
+#[test]
+fn in_many_nested_savepoints() {
+    let server = Server::shared();
+    let mut a = server.session("tx a");
+    let mut b = server.session("tx b");
+    for (end, held) in
+        [("rollback to s150; commit", 149), ("commit", 300), ("rollback to s1; commit", 0), ("rollback", 0)]
+    {
+        let k = unique("tx");
+        a.run("begin");
+        for level in 1..=300 {
+            a.run(&format!(
+                "savepoint s{level}; select lease_acquire('{k} {level}', '1 hour', bound => {})",
+                level % 2 == 0
+            ));
+        }
+        assert_eq!(a.int(&format!("select count(*) from lock_holders where name like '{k} %'")), 300);
+        a.run(end);
+        assert_eq!(b.int(&format!("select count(*) from lock_holders where name like '{k} %'")), held, "{end}");
+        assert!(is_free(&mut b, &format!("{k} 0")));
+        assert_eq!(is_free(&mut b, &format!("{k} 149")), held < 149);
+        assert_eq!(is_free(&mut b, &format!("{k} 150")), held < 150);
+    }
+}
