@@ -163,8 +163,8 @@ impl Holder {
 /// Who holds a lease, as an error's DETAIL tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseHolder {
-    /// As it calls itself.
-    pub owner: String,
+    /// As it calls itself; None without the right to know.
+    pub owner: Option<String>,
     /// What its payload says of it.
     pub about: Option<String>,
     /// Since when.
@@ -175,9 +175,10 @@ pub struct LeaseHolder {
 
 impl LeaseHolder {
     fn describe(&self) -> String {
+        let owner = self.owner.as_ref().map(|owner| format!(" by \"{owner}\"")).unwrap_or_default();
         let about = self.about.as_ref().map(|about| format!(" ({about})")).unwrap_or_default();
-        let (owner, since, remaining) = (&self.owner, &self.since, seconds(self.remaining));
-        format!("Held by \"{owner}\"{about} since {since}, and for another {remaining} if not renewed.")
+        let (since, remaining) = (&self.since, seconds(self.remaining));
+        format!("Held{owner}{about} since {since}, and for another {remaining} if not renewed.")
     }
 }
 
@@ -381,7 +382,7 @@ mod tests {
             lease: "lease \"leader\"".into(),
             token: 42,
             holder: LeaseHolder {
-                owner: "node-b".into(),
+                owner: Some("node-b".into()),
                 about: Some("address 10.0.0.7:5000".into()),
                 since: "2026-11-29 14:00:00+00".into(),
                 remaining: 12_345_678,

@@ -151,6 +151,7 @@ unsafe extern "C-unwind" {
     ) -> pg_sys::SysScanDesc;
     pub fn systable_getnext(scan: pg_sys::SysScanDesc) -> pg_sys::HeapTuple;
     pub fn systable_endscan(scan: pg_sys::SysScanDesc);
+    pub fn RelationGetIndexList(table: pg_sys::Relation) -> *mut pg_sys::List;
     pub fn BuildIndexInfo(index: pg_sys::Relation) -> *mut pg_sys::IndexInfo;
     pub fn ScanKeyInit(
         key: pg_sys::ScanKey,
