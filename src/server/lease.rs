@@ -317,7 +317,7 @@ impl<'a> Lease<'a> {
         if lock_manager::wait(queue, Mode::Exclusive, Scope::Transaction, wait, &description)? == Outcome::NotAvailable
         {
             // The holder may be another by now.
-            return Ok(Answer::Refused(Refusal::of(&self.state(false)?)));
+            return Ok(Answer::Refused(self.refusal(&self.state(false)?)));
         }
         waiting.lead();
         let answer = loop {
@@ -343,7 +343,7 @@ impl<'a> Lease<'a> {
         self.check_rows(&state.live, permits)?;
         let slots = lease::free_slots(permits, state.live.iter().map(|row| row.grant.slot));
         let is_first = state.live.is_empty();
-        Ok(if slots.is_empty() { Err(Refusal::of(&state)) } else { Ok(Free { slots, is_first }) })
+        Ok(if slots.is_empty() { Err(self.refusal(&state)) } else { Ok(Free { slots, is_first }) })
     }
 
     /// With the queue: takes a permit that is free, as the caller has just seen or is to be looked for.
@@ -362,6 +362,13 @@ impl<'a> Lease<'a> {
                 _ => return Ok(Answer::Refused(Refusal::unknown())),
             }
         }
+    }
+
+    /// The grant that ends first is in the way; where others wait for that already, it is worth trying again soon.
+    fn refusal(&self, state: &State) -> Refusal {
+        let refusal = Refusal::of(state);
+        let has_queue = who::lease_waiters(self.key) > 0;
+        Refusal { retry_after: if has_queue { RETRY_AFTER } else { refusal.retry_after }, ..refusal }
     }
 
     /// Takes the first permit that is free. `is_first`: nobody has one.
@@ -429,7 +436,7 @@ impl<'a> Lease<'a> {
     /// Deletes rows of grants that have ended, and the orders about them, as far as nobody else is at them.
     fn clear_away<'r>(&self, ended: impl Iterator<Item = &'r Row>, orders: &[Row]) -> Result<(), Problem> {
         for row in ended {
-            if lease_table::delete(&self.tables, row)? == Written::Done {
+            if lease_table::delete(&self.tables, row, false)? == Written::Done {
                 self.clear_orders(row.grant.token, orders)?;
             }
         }
@@ -438,7 +445,7 @@ impl<'a> Lease<'a> {
 
     fn clear_orders(&self, token: i64, orders: &[Row]) -> Result<(), Problem> {
         for order in orders.iter().filter(|order| order.ordered_token() == Some(token)) {
-            lease_table::delete(&self.tables, order)?;
+            lease_table::delete(&self.tables, order, false)?;
         }
         Ok(())
     }
@@ -459,17 +466,20 @@ impl<'a> Lease<'a> {
     /// [`Error::LeaseTaken`], [`Error::LeaseEnded`], [`Error::NotYourLease`], the server's.
     pub fn renew(&self, token: i64, ttl: Option<i64>, payload: Option<Varlena>) -> Result<Renewal, Problem> {
         self.check_may_write("renew")?;
+        let mut is_locked = false;
         loop {
             let Some((row, state)) = self.held(token)? else { return Err(self.lost(token)) };
             self.check_owner(&row, "renew")?;
             let term = row.grant.term.renewed(state.now, ttl.unwrap_or(row.grant.term.ttl));
             let change = Change { term: Some(term), payload, ..Change::default() };
-            if self.write(&row, Some(change))? {
-                self.check_in_time(&row)?;
-                let order = state.orders.iter().find(|order| order.ordered_token() == Some(token));
-                let requested = order.and_then(|order| order.requested.clone());
-                return Ok(Renewal { term, requested, waiters: who::lease_waiters(self.key) });
+            if let Some(again) = self.write(&row, Some(change), is_locked)? {
+                is_locked = again.is_locked;
+                continue;
             }
+            self.check_in_time(&row)?;
+            let order = state.orders.iter().find(|order| order.ordered_token() == Some(token));
+            let requested = order.and_then(|order| order.requested.clone());
+            return Ok(Renewal { term, requested, waiters: who::lease_waiters(self.key) });
         }
     }
 
@@ -479,6 +489,7 @@ impl<'a> Lease<'a> {
     /// [`Error::NotYourLease`], the server's.
     pub fn release(&self, token: i64, keep_for: Option<i64>) -> Result<bool, Problem> {
         self.check_may_write("release")?;
+        let mut is_locked = false;
         loop {
             let Some((row, state)) = self.held(token)? else { return Ok(false) };
             self.check_owner(&row, "release")?;
@@ -486,13 +497,15 @@ impl<'a> Lease<'a> {
                 .map(|keep_for| row.grant.term.kept(state.now, keep_for))
                 .filter(|term| term.remaining(state.now) > 0)
                 .map(|term| Change { term: Some(term), kept: true, ..Change::default() });
-            if self.write(&row, kept)? {
-                match kept {
-                    Some(_) => self.check_in_time(&row)?,
-                    None => self.clear_orders(token, &state.orders)?,
-                }
-                return Ok(true);
+            if let Some(again) = self.write(&row, kept, is_locked)? {
+                is_locked = again.is_locked;
+                continue;
             }
+            match kept {
+                Some(_) => self.check_in_time(&row)?,
+                None => self.clear_orders(token, &state.orders)?,
+            }
+            return Ok(true);
         }
     }
 
@@ -588,7 +601,7 @@ impl<'a> Lease<'a> {
                     self.check_owner(row, "break")?;
                 }
                 session::change_lease(self.key, Touch::Grant);
-                match lease_table::delete(&self.tables, row)? {
+                match lease_table::delete(&self.tables, row, false)? {
                     Written::Done => self.clear_orders(row.grant.token, &state.orders)?,
                     Written::Changed => {
                         is_done = false;
@@ -624,6 +637,7 @@ impl<'a> Lease<'a> {
     fn order(&self, row: &Row, reason: Option<&[u8]>) -> Result<(), Problem> {
         let is_break = reason.is_none();
         session::change_lease(self.key, if is_break { Touch::Grant } else { Touch::Prolong });
+        let mut is_locked = false;
         loop {
             let token = -row.grant.token;
             let orders = lease_table::read(&self.tables, self.key, Some(token), See::Committed, false)?;
@@ -634,11 +648,11 @@ impl<'a> Lease<'a> {
                 return lease_table::insert(&self.tables, &order);
             };
             let change = Change { kept: is_break, requested: reason, ..Change::default() };
-            match lease_table::update(&self.tables, order, change)? {
+            match lease_table::update(&self.tables, order, change, is_locked)? {
                 Written::Done => return Ok(()),
-                Written::Changed => {}
+                Written::Changed => is_locked = false,
                 // The holder releases the lease, perhaps, and may not be done with it.
-                Written::Busy => lease_table::wait_for_others(&self.tables, order)?,
+                Written::Busy => is_locked = lease_table::lock(&self.tables, order)?,
             }
         }
     }
@@ -654,20 +668,27 @@ impl<'a> Lease<'a> {
         Ok((state.live, state.now))
     }
 
-    /// Changes a row, or (None) deletes it; false if it has to be read again: what time it is, and whose the lease is, may
+    /// Changes a row, or (None) deletes it. Some: it has to be read again, because what time it is and whose the lease is may
     /// be another thing after a wait for other transactions.
-    fn write(&self, row: &Row, change: Option<Change<'_>>) -> Result<bool, Problem> {
+    fn write(&self, row: &Row, change: Option<Change<'_>>, is_locked: bool) -> Result<Option<Again>, Problem> {
         let is_prolonged = change.is_some_and(|change| change.prolongs(&row.grant.term));
         session::change_lease(self.key, if is_prolonged { Touch::Prolong } else { Touch::Grant });
         let written = match change {
-            Some(change) => lease_table::update(&self.tables, row, change)?,
-            None => lease_table::delete(&self.tables, row)?,
+            Some(change) => lease_table::update(&self.tables, row, change, is_locked)?,
+            None => lease_table::delete(&self.tables, row, is_locked)?,
         };
-        if written == Written::Busy {
-            lease_table::wait_for_others(&self.tables, row)?;
-        }
-        Ok(written == Written::Done)
+        Ok(match written {
+            Written::Done => None,
+            Written::Changed => Some(Again { is_locked: false }),
+            Written::Busy => Some(Again { is_locked: lease_table::lock(&self.tables, row)? }),
+        })
     }
+}
+
+/// Read the row again.
+struct Again {
+    /// Nobody else can change it any more.
+    is_locked: bool,
 }
 
 /// A request, and whose it is: that of the role that made the call, whatever becomes of it during the wait.
