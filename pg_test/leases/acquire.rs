@@ -350,18 +350,23 @@ fn owner_is_the_application_name_else_the_role() {
         let shown = owner.replace("''", "'");
         assert_eq!(holder(&mut a, &format!(", owner => '{owner}'")), shown);
     }
-    // A long one is not cut.
-    assert_eq!(holder(&mut a, ", owner => repeat('long', 10000)"), "long".repeat(10_000));
-    // Nor is one that can't be compressed, and is stored beside the row.
-    let long = a.text("select string_agg(md5(i::text), '') from generate_series(1, 1000) as i");
-    assert_eq!(holder(&mut a, &format!(", owner => '{long}'")), long);
-    let k = unique("lease");
-    let token = a.int(&format!("call lease_acquire_wait('{k}', '1 hour', owner => '{long}')"));
-    assert_eq!(owners(&mut a, &k), [long.as_str()]);
-    assert!(a.flag(&format!("select lease_request('{k}', '{long}')")));
-    assert_eq!(renew(&mut a, &k, token, "").requested.as_deref(), Some(long.as_str()));
-    assert_eq!(a.maybe(&format!("call lease_acquire_wait('{k}', '1 hour', '50 ms')")), None);
-    assert!(release(&mut a, &k, token));
+    // A long one is not cut: it fits, or is refused.
+    let digits = a.text("select left(string_agg(md5(i::text), ''), 1024) from generate_series(1, 40) as i");
+    for long in ["x".repeat(1024), "é".repeat(512), digits] {
+        assert_eq!(holder(&mut a, &format!(", owner => '{long}'")), long);
+        let k = unique("lease");
+        let token = a.int(&format!("call lease_acquire_wait('{k}', '1 hour', owner => '{long}')"));
+        assert_eq!(owners(&mut a, &k), [long.as_str()]);
+        assert!(a.flag(&format!("select lease_request('{k}', '{long}')")));
+        assert_eq!(renew(&mut a, &k, token, "").requested.as_deref(), Some(long.as_str()));
+        assert_eq!(a.maybe(&format!("call lease_acquire_wait('{k}', '1 hour', '50 ms')")), None);
+        a.fails(&format!("select lease_request('{k}', '{long}x')")).is("22001").message_has("reason");
+        assert_eq!(renew(&mut a, &k, token, "").requested.as_deref(), Some(long.as_str()));
+        assert!(release(&mut a, &k, token));
+        a.fails(&acquire_sql(&k, "1 hour", &format!(", owner => '{long}x'"))).is("22001").message_has("owner");
+        a.fails(&format!("call lease_acquire_wait('{k}', '1 hour', owner => '{long}x')")).is("22001");
+        assert!(is_free(&mut a, &k));
+    }
     // The procedure does the same.
     let k = unique("lease");
     a.run("set application_name = 'by call'");
@@ -892,7 +897,9 @@ fn rows_of_ended_leases_go() {
            lateral lease_acquire(k, '1 hour')",
     );
     assert_eq!(a.int(rows), 0, "a release deletes its row");
-    a.run("select lease_acquire('e' || i, '100 ms') from generate_series(1, 200) as i");
+    a.run("select lease_acquire('e' || i, '1 s') from generate_series(1, 200) as i");
+    a.run("select lease_request('e' || i, 'please') from generate_series(1, 200, 3) as i");
+    let_pass(1000);
     let keeper = take(&mut a, "keeper", "1 hour", "");
     let_pass(150);
     let mut calls = 0;

@@ -219,15 +219,20 @@ fn as_many_at_once_as_there_are_permits() {
     const SESSIONS: usize = 8;
     let server = Server::shared();
     let stem = unique("permits");
+    let more = format!(", permits => {}", SESSIONS + 1);
+    // The first grant of all tells the number.
+    let mut first = server.session("permits");
+    for round in 0..100 {
+        take(&mut first, &format!("{stem} {round}"), "1 hour", &more);
+    }
     let barrier = Arc::new(Barrier::new(SESSIONS));
     let running: Vec<_> = (0..SESSIONS)
         .map(|_| {
-            let (barrier, stem) = (barrier.clone(), stem.clone());
+            let (barrier, stem, more) = (barrier.clone(), stem.clone(), more.clone());
             server.session("permits").spawn(move |session| {
                 (0..100)
                     .map(|round| {
                         barrier.wait();
-                        let more = format!(", permits => {SESSIONS}");
                         acquire(session, &format!("{stem} {round}"), "1 hour", &more).token.is_some()
                     })
                     .collect::<Vec<_>>()
@@ -238,6 +243,7 @@ fn as_many_at_once_as_there_are_permits() {
     let answers: Vec<Vec<bool>> = running.into_iter().map(|running| running.end().1).collect();
     let granted = |round: usize| answers.iter().filter(|answers| answers[round]).count();
     assert_eq!((0..100).map(granted).filter(|granted| *granted < SESSIONS).count(), 0, "rounds with a refusal");
+    acquire(&mut first, &format!("{stem} 0"), "1 hour", &more).refused();
 }
 
 /// Where a kept permit is the first to be free, nobody is named, and the time is its.

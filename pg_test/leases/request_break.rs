@@ -11,14 +11,14 @@ fn the_reason_reaches_the_holder_at_its_next_renewal() {
     let server = Server::shared();
     let mut a = server.session("request a");
     let mut b = server.session("request b");
-    let long = "é".repeat(20_000);
+    let long = "é".repeat(512);
     for (argument, reason) in [
         ("", ""),
         (", null", ""),
         (", ''", ""),
         (", 'deployment'", "deployment"),
         (", reason => 'it''s 日本 🔒'", "it's 日本 🔒"),
-        (", repeat('é', 20000)", long.as_str()),
+        (", repeat('é', 512)", long.as_str()),
     ] {
         let k = unique("request");
         let token = take(&mut a, &k, "1 hour", "");
