@@ -85,6 +85,8 @@ struct Lease {
     name: String,
     token: i64,
     ttl: Duration,
+    /// Whether it is the only grant of its name.
+    single: bool,
     /// A moment before the grant or the last renewal, and one after it.
     from: Instant,
     to: Instant,
@@ -96,7 +98,7 @@ impl Lease {
         let sql = format!("select token from lease_acquire({}, '{} ms'{more})", literal(name), ttl.as_millis());
         let from = Instant::now();
         let token = session.int(&sql);
-        Lease { name: name.into(), token, ttl, from, to: Instant::now() }
+        Lease { name: name.into(), token, ttl, single: !more.contains("permits"), from, to: Instant::now() }
     }
 
     #[track_caller]
@@ -115,7 +117,7 @@ impl Lease {
         let rows = session.run(&format!(
             "select lease_check({name}, {token}), \
                     (select extract(epoch from remaining) from lock_holders where token = {token} and state = 'held'), \
-                    (select extract(epoch from remaining) from lease_holder({name}) order by 1 limit 1)",
+                    (select extract(epoch from remaining) from lease_holder({name}) limit 1)",
             token = self.token
         ));
         let answered = Instant::now();
@@ -125,7 +127,7 @@ impl Lease {
         } else {
             assert!(answered >= self.from + self.ttl, "{what}: not held any more: {self:?}");
         }
-        for remaining in [rows[0].get(1), rows[0].get(2)] {
+        for remaining in [rows[0].get(1), rows[0].get(2)].into_iter().take(1 + usize::from(self.single)) {
             let Some(remaining) = remaining.map(|text| text.parse::<f64>().expect("seconds")) else {
                 assert!(answered >= self.from + self.ttl, "{what}: not shown any more: {self:?}");
                 continue;
@@ -251,7 +253,7 @@ fn c34_what_is_for_people() {
             ["t t"]
         );
         assert_eq!(
-            a.column(&format!("select acquired_at > clock_timestamp() - '1 min' from lease_holder('{name}')")),
+            a.column(&format!("select acquired_at > clock_timestamp() - interval '1 min' from lease_holder('{name}')")),
             ["t"]
         );
         let refused =
@@ -317,12 +319,12 @@ fn c34_a_clock_that_is_never_at_rest() {
 fn c34_a_restart_in_between() {
     let clock = WallClock::new();
     let cluster = clock.cluster();
-    for (round, minutes) in [60, -60, 0, -60].into_iter().enumerate() {
+    for (round, minutes) in [60, -60, 0].into_iter().enumerate() {
         let what = format!("round {round}, to {minutes} min");
         let mut a = cluster.session("a");
-        let short = Lease::acquire(&mut a, &format!("{round} short"), 15 * SECOND, "");
+        let short = Lease::acquire(&mut a, &format!("{round} short"), 8 * SECOND, "");
         let permits =
-            [(); 2].map(|()| Lease::acquire(&mut a, &format!("{round} permit"), 15 * SECOND, ", permits => 2"));
+            [(); 2].map(|()| Lease::acquire(&mut a, &format!("{round} permit"), 8 * SECOND, ", permits => 2"));
         let long = Lease::acquire(&mut a, &format!("{round} long"), 1800 * SECOND, "");
         let bound = Lease::acquire(&mut a, &format!("{round} bound"), 1800 * SECOND, ", bound => true");
         let gone = Lease::acquire(&mut a, &format!("{round} gone"), Duration::from_millis(300), "");

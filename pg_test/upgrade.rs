@@ -2,7 +2,7 @@
 //!
 //! It needs a second installation of PostgreSQL, with the extension as users install it: `make upgrade` prepares both.
 
-use super::support::{Cluster, Server, Session};
+use super::support::{Cluster, Server, Session, as_server_user};
 use std::path::PathBuf;
 
 /// Where the programs of the older server are.
@@ -63,6 +63,21 @@ fn objects(server: &Server) -> Vec<String> {
     )
 }
 
+/// PostgreSQL 15.20 marks each column that it makes with an option `pg_attver`. An 18 that is older than that release
+/// (18.6 is) doesn't know it, and pg_upgrade fails for any table, ours or not. Where this is so, the marks are taken off.
+fn without_unknown_marks(old: &Cluster, databases: &[&str]) {
+    let pg_dump = Server::shared().bin_dir.join("pg_dump");
+    let knows = as_server_user("grep").args(["-q", "pg_attver"]).arg(pg_dump).status().expect("run grep");
+    if !knows.success() {
+        for dbname in databases {
+            old.database(dbname).session("marks").run(
+                "update pg_attribute set attoptions = null where attoptions::text like '{pg_attver=%}' \
+                    and attrelid in (select oid from pg_class where relnamespace <> 'pg_catalog'::regnamespace)",
+            );
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs two servers: make upgrade"]
 fn upgrade_from_an_older_version() {
@@ -81,10 +96,11 @@ fn upgrade_from_an_older_version() {
         highest = token;
         token
     };
-    old.session("create").run(
-        "create extension named_locks; create role other login; create role looker login; \
-         create database apart; create database unused; alter database apart set search_path = \"Locks here\"",
-    );
+    let mut create = old.session("create");
+    create.run("create extension named_locks; create role other login; create role looker login");
+    create.run("create database apart");
+    create.run("create database unused");
+    create.run("alter database apart set search_path = \"Locks here\"");
     old.database("apart").session("create").run(
         "create schema \"Locks here\"; grant usage on schema \"Locks here\" to public; \
               create extension named_locks schema \"Locks here\"",
@@ -121,6 +137,7 @@ fn upgrade_from_an_older_version() {
         b.run("begin");
         apart_highest = token(&mut b, "open", "");
     }
+    without_unknown_marks(&old, &["postgres", "apart", "unused"]);
     old.stop();
 
     let new = old.upgraded(&[]);

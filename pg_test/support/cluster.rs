@@ -61,7 +61,13 @@ impl Cluster {
         pg_upgrade.arg("--old-datadir").arg(self.data()).arg("--new-datadir").arg(dir.path().join("data"));
         pg_upgrade.arg("--socketdir").arg(dir.path()).args(["--username", &server.user]);
         pg_upgrade.args(["--old-port", &free_port().to_string(), "--new-port", &free_port().to_string()]);
-        run(&mut pg_upgrade);
+        let output = pg_upgrade.output().expect("run pg_upgrade");
+        if !output.status.success() {
+            // They go with the folder.
+            let logs = "tail -n 30 \"$0\"/data/pg_upgrade_output.d/*/log/*";
+            let logs = run(as_server_user("sh").args(["-c", logs]).arg(dir.path()));
+            panic!("pg_upgrade: {}\n{}\n{logs}", output.status, String::from_utf8_lossy(&output.stdout));
+        }
         Cluster::configured(server, dir, conf, &[])
     }
 
