@@ -27,6 +27,8 @@ mod clock;
 #[cfg(test)]
 mod crash;
 #[cfg(test)]
+mod domains;
+#[cfg(test)]
 mod hold_limit;
 mod in_server;
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::rules::error::Error;
 use crate::rules::interval::Interval;
 use crate::rules::mode::Mode;
 use pgrx::callconv::{BoxRet, FcInfo};
-use pgrx::datum::{Datum, FromDatum, IntoDatum, TimestampWithTimeZone};
+use pgrx::datum::{Datum, DatumWithOid, FromDatum, IntoDatum, TimestampWithTimeZone};
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -44,10 +44,16 @@ impl Arguments {
     /// An `interval`; None for NULL.
     pub fn interval(self, number: usize) -> Option<Interval> {
         // SAFETY: points to an interval.
-        self.datum(number).map(|datum| unsafe {
-            let interval = *datum.cast_mut_ptr::<pg_sys::Interval>();
-            Interval { months: interval.month, days: interval.day, micros: interval.time }
-        })
+        self.datum(number).map(|datum| unsafe { interval_of(datum) })
+    }
+
+    /// An argument to be handed on to SQL, as the type of that OID, which it is declared with.
+    pub fn to_sql<'a>(self, number: usize, type_oid: pg_sys::Oid) -> DatumWithOid<'a> {
+        match self.datum(number) {
+            // SAFETY: of that type, and alive as long as the call.
+            Some(datum) => unsafe { DatumWithOid::new(datum, type_oid) },
+            None => DatumWithOid::null_oid(type_oid),
+        }
     }
 
     /// A `named_lock_mode`; None for NULL.
@@ -81,6 +87,16 @@ impl Arguments {
             (!argument.isnull).then_some(argument.value)
         }
     }
+}
+
+/// An interval out of SQL's.
+///
+/// # Safety
+/// The datum points to one.
+pub unsafe fn interval_of(datum: pg_sys::Datum) -> Interval {
+    // SAFETY: the caller's.
+    let interval = unsafe { *datum.cast_mut_ptr::<pg_sys::Interval>() };
+    Interval { months: interval.month, days: interval.day, micros: interval.time }
 }
 
 /// A value of the server's of any length, in memory of the current call.
@@ -205,6 +221,14 @@ unsafe impl BoxRet for Jsonb {
         // SAFETY: a jsonb's datum.
         unsafe { fcinfo.return_raw_datum(self.into_datum().unwrap_or(pg_sys::Datum::null())) }
     }
+}
+
+/// A jsonb, as the server keeps it, as JSON in UTF-8.
+pub fn json_text(jsonb: &[u8]) -> Vec<u8> {
+    let jsonb = Jsonb(jsonb.to_vec()).into_datum();
+    // SAFETY: SQL's own function, with its one argument; its result is a C string.
+    let text = unsafe { pgrx::direct_function_call::<&CStr>(pg_sys::jsonb_out, &[jsonb]) };
+    encoding::to_utf8(text.unwrap_or_default().to_bytes()).to_vec()
 }
 
 /// An `oid` result that may be 0: the bindings' own type makes NULL of that.

@@ -72,12 +72,16 @@ unsafe extern "C-unwind" {
 
     // utils/portal.h, access/xact.h
     pub fn IsTransactionState() -> bool;
+    pub fn IsTransactionBlock() -> bool;
     pub fn GetCurrentSubTransactionId() -> pg_sys::SubTransactionId;
     pub fn ForgetPortalSnapshots();
     fn GetCurrentTimestamp() -> pg_sys::TimestampTz;
     pub fn GetPortalByName(name: *const c_char) -> pg_sys::Portal;
     pub fn GetCurrentStatementStartTimestamp() -> pg_sys::TimestampTz;
     pub fn RecoveryInProgress() -> bool;
+
+    // utils/inval.h
+    pub fn AcceptInvalidationMessages();
 
     // utils/snapmgr.h
     pub fn GetLatestSnapshot() -> pg_sys::Snapshot;
@@ -137,6 +141,16 @@ unsafe extern "C-unwind" {
         index_unchanged: bool,
         info: *mut pg_sys::IndexInfo,
     ) -> bool;
+    pub fn systable_beginscan(
+        table: pg_sys::Relation,
+        index: pg_sys::Oid,
+        index_ok: bool,
+        snapshot: pg_sys::Snapshot,
+        key_count: c_int,
+        keys: pg_sys::ScanKey,
+    ) -> pg_sys::SysScanDesc;
+    pub fn systable_getnext(scan: pg_sys::SysScanDesc) -> pg_sys::HeapTuple;
+    pub fn systable_endscan(scan: pg_sys::SysScanDesc);
     pub fn BuildIndexInfo(index: pg_sys::Relation) -> *mut pg_sys::IndexInfo;
     pub fn ScanKeyInit(
         key: pg_sys::ScanKey,

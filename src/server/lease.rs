@@ -4,15 +4,17 @@
 //! read, a token drawn, the row inserted. A guard takes the tag in share mode, then reads the row, then the clock. So
 //! either the guarded transaction ends before the next grant is made, or it finds its lease gone.
 
-use super::arguments::Varlena;
+use super::arguments::{self, Varlena};
 use super::clock;
+use super::encoding;
 use super::ffi;
 use super::latch;
-use super::lease_table::{self, Change, NewRow, Row, See, Tables, Written};
+use super::lease_table::{self, Change, NewRow, Row, See, Written};
 use super::lock_manager::{self, Outcome};
 use super::report::Problem;
 use super::session::{self, Touch};
 use super::snapshot;
+use super::tables::Tables;
 use super::{activity, fencing, who};
 use crate::rules::error::{Error, LeaseHolder, Waited};
 use crate::rules::holds::Scope;
@@ -21,6 +23,7 @@ use crate::rules::key::{Tag, lease_key};
 use crate::rules::lease::{self, Grant, Now, Term};
 use crate::rules::mode::Mode;
 use crate::rules::name::{Name, display};
+use crate::rules::payload;
 use pgrx::pg_sys;
 use std::time::{Duration, Instant};
 
@@ -70,9 +73,7 @@ pub enum Answer {
 pub struct Refusal {
     /// The grant that ends first, where that is what is in the way: what is left of it, and when it ends.
     pub until: Option<(i64, i64)>,
-    /// Who has it; None where nobody does, or nobody can say.
-    pub holder: Option<LeaseHolder>,
-    /// The same in the database's encoding.
+    /// Who has it, in the database's encoding; None where nobody does, or nobody can say.
     pub owner: Option<Vec<u8>>,
     /// In how many microseconds it is worth trying again.
     pub retry_after: i64,
@@ -81,16 +82,14 @@ pub struct Refusal {
 impl Refusal {
     /// Others wait, or a transaction under way is at it.
     const fn unknown() -> Self {
-        Self { until: None, holder: None, owner: None, retry_after: RETRY_AFTER }
+        Self { until: None, owner: None, retry_after: RETRY_AFTER }
     }
 
     fn by(row: &Row, now: Now) -> Self {
         let remaining = row.grant.term.remaining(now).max(0);
-        let is_held = !row.grant.kept;
         Self {
             until: Some((remaining, row.grant.term.expires.wall)),
-            holder: is_held.then(|| for_error(row, remaining)),
-            owner: is_held.then(|| row.owner.clone()),
+            owner: (!row.grant.kept).then(|| row.owner.clone()),
             retry_after: remaining,
         }
     }
@@ -111,6 +110,11 @@ impl<'a> Lease<'a> {
     /// The lease of a name in this database.
     pub fn named(tables: Tables, name: Name<'a>) -> Self {
         Self { tables, name, key: lease_key(name) }
+    }
+
+    /// The domain of its name.
+    pub fn domain(&self) -> &'a [u8] {
+        self.name.domain()
     }
 
     /// What errors call it.
@@ -166,16 +170,14 @@ impl<'a> Lease<'a> {
 
     /// Why the lease is not held with a token any more.
     fn lost(&self, token: i64) -> Problem {
-        let (rows, now) = match self.live_rows(false) {
-            Ok(live) => live,
+        let (rows, now) = match self.holders() {
+            Ok(holders) => holders,
             Err(problem) => return problem,
         };
         let lease = self.describe();
-        let others: Vec<&Row> = rows.iter().filter(|row| row.name == self.name.bytes()).collect();
-        let taken = others.iter().find(|row| !row.grant.kept);
-        match taken {
-            Some(row) if others.len() >= usize::from(row.grant.permits) => {
-                Error::LeaseTaken { lease, token, holder: for_error(row, row.grant.term.remaining(now)) }.into()
+        match rows.first() {
+            Some(row) if rows.len() >= usize::from(row.grant.permits) => {
+                Error::LeaseTaken { lease, token, holder: for_error(row, now) }.into()
             }
             _ => {
                 let ended = self.rows(Some(token), false).ok().and_then(|rows| {
@@ -185,6 +187,20 @@ impl<'a> Lease<'a> {
                 Error::LeaseEnded { lease, token, expired_for: ended }.into()
             }
         }
+    }
+
+    /// Why a call that has to have the lease, or fails, does not have it.
+    fn not_obtained(&self, wait: Wait) -> Problem {
+        let (rows, now) = match self.holders() {
+            Ok(holders) => holders,
+            Err(problem) => return problem,
+        };
+        Error::LeaseNotObtained {
+            lease: self.describe(),
+            wait: Waited::of(wait, lock_manager::lock_timeout()),
+            holder: rows.first().map(|row| for_error(row, now)),
+        }
+        .into()
     }
 
     /// Fails where leases cannot be changed.
@@ -230,10 +246,7 @@ impl<'a> Lease<'a> {
         let answer = self.wait_in_queue(&request, deadline, refusal);
         session::end_lease_wait();
         match answer? {
-            Answer::Refused(refusal) if wait == Wait::Server => {
-                let wait = Waited::of(wait, lock_manager::lock_timeout());
-                Err(Error::LeaseNotObtained { lease: self.describe(), wait, holder: refusal.holder }.into())
-            }
+            Answer::Refused(_) if wait.fails() => Err(self.not_obtained(wait)),
             answer => Ok(answer),
         }
     }
@@ -431,8 +444,7 @@ impl<'a> Lease<'a> {
                 let description = self.describe();
                 let outcome = lock_manager::wait(tag, Mode::Share, Scope::Transaction, Wait::Server, &description)?;
                 if outcome == Outcome::NotAvailable {
-                    let wait = Waited::of(Wait::Server, lock_manager::lock_timeout());
-                    return Err(Error::LeaseNotObtained { lease: description, wait, holder: None }.into());
+                    return Err(self.not_obtained(Wait::Server));
                 }
             }
             let Some((row, _)) = self.held_row(token)? else { return Err(self.lost(token)) };
@@ -534,11 +546,12 @@ fn is_live(grant: &Grant, now: Now) -> Result<bool, Problem> {
         })
 }
 
-fn for_error(row: &Row, remaining: i64) -> LeaseHolder {
+fn for_error(row: &Row, now: Now) -> LeaseHolder {
     LeaseHolder {
-        owner: String::from_utf8_lossy(&row.owner).into_owned(),
+        owner: String::from_utf8_lossy(encoding::to_utf8(&row.owner)).into_owned(),
+        about: row.payload.as_deref().and_then(|payload| payload::facts(&arguments::json_text(payload))),
         since: who::time_text(row.grant.term.acquired.wall),
-        remaining,
+        remaining: row.grant.term.remaining(now).max(0),
     }
 }
 
@@ -551,6 +564,7 @@ impl Deadline {
         let millis = match wait {
             Wait::Server => lock_manager::lock_timeout(),
             Wait::Millis(millis) => millis,
+            Wait::Limited(millis) => millis.max(1),
             Wait::Try | Wait::Forever => 0,
         };
         Self((millis > 0).then(|| Instant::now() + Duration::from_millis(millis as u64)))
