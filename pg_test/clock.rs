@@ -289,6 +289,31 @@ fn c34_kept_leases() {
     }
 }
 
+/// How long a waiter waits has nothing to do with the wall clock either.
+#[test]
+fn c34_the_limits_of_waiters() {
+    let clock = WallClock::new();
+    let cluster = clock.cluster();
+    let mut a = cluster.session("a");
+    let _lease = Lease::acquire(&mut a, "k", 1800 * SECOND, "");
+    for minutes in [60, -60] {
+        for sql in ["select token from lease_acquire('k', '1 h', '3 s')", "call lease_acquire_wait('k', '1 h', '3 s')"]
+        {
+            let what = format!("{sql} to {minutes} min");
+            clock.step(&cluster, 0);
+            let begun = Instant::now();
+            let waiting = cluster.session("waiter").background(sql);
+            until("it waits", || a.int("select count(*) from lock_waiters where kind = 'lease'") == 1);
+            clock.step(&cluster, minutes);
+            let (_, result) = waiting.end();
+            let passed = begun.elapsed();
+            assert_eq!(result.expect("no error")[0].get(0), None, "{what}");
+            assert!(passed >= 3 * SECOND, "{what}: {passed:?}");
+            assert!(passed < 3 * SECOND + LATE, "{what}: {passed:?}");
+        }
+    }
+}
+
 /// Many small steps in both directions while a lease is renewed: held throughout, and never twice.
 #[test]
 fn c34_a_clock_that_is_never_at_rest() {

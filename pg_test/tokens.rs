@@ -5,6 +5,7 @@
 //! an immediate stop loses what the server had not written yet, its WAL buffers and its own pages.
 
 use super::support::{Backup, Cluster, Dir, Server, Session, as_server_user, let_pass, literal, run, signal, until};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 /// The WAL writer stays out of the way: what no session flushes is lost in a crash.
@@ -536,6 +537,64 @@ fn c40_again_and_again() {
     }
     assert_eq!(primary.timeline(), 4);
     assert!(ledger.highest >> 42 >= 4);
+}
+
+/// The first grants of a timeline, many at a time. That a token was drawn on another timeline is all that a server knows
+/// of a failover, so a wrong number there is one.
+#[test]
+fn c40_the_first_grants_of_a_timeline_at_once() {
+    let server = Server::shared().new_database("c40_first", "UTF8");
+    let mut watch = server.session("watch");
+    let mut highest = token(&mut watch, "before");
+    for round in 0..30 {
+        let sessions: Vec<Session> = (0..8).map(|_| server.session("first")).collect();
+        let barrier = Arc::new(Barrier::new(sessions.len()));
+        watch.run("select setval('lease_timeline', 90)");
+        let workers: Vec<_> = sessions
+            .into_iter()
+            .enumerate()
+            .map(|(worker, session)| {
+                let barrier = barrier.clone();
+                session.spawn(move |session| {
+                    // The library is loaded before, so that they are at it together.
+                    session.run("select named_lock_held('k')");
+                    barrier.wait();
+                    (0..3).map(|turn| token(session, &format!("{round} {worker} {turn}"))).collect::<Vec<i64>>()
+                })
+            })
+            .collect();
+        let given: Vec<i64> = workers.into_iter().flat_map(|worker| worker.end().1).collect();
+        let lowest = *given.iter().min().expect("some");
+        assert_eq!((lowest >> 42) - (highest >> 42), 1, "round {round}: {lowest} after {highest}");
+        highest = *given.iter().max().expect("some");
+        assert_eq!(lowest >> 42, highest >> 42, "round {round}: once for a timeline");
+    }
+}
+
+/// The same step by step: one session stands still in the middle of its grant while another raises the token.
+#[test]
+fn c40_a_draw_that_stands_still_while_the_token_is_raised() {
+    let server = Server::shared().new_database("c40_still", "UTF8");
+    let mut watch = server.session("watch");
+    let mut ledger = Ledger::new();
+    for sequence in ["lease_timeline", "lease_token"] {
+        let before = ledger.given(token(&mut watch, &format!("{sequence} before")));
+        watch.run("select setval('lease_timeline', 90)");
+        // It stops at the sequence.
+        let mut blocker = server.session("blocker");
+        blocker.run(&format!("begin; alter sequence {sequence} owner to current_user"));
+        let still =
+            server.session("still").background(&format!("select token from lease_acquire('{sequence} still', '1 h')"));
+        let stopped = watch.stop_waiting(still.pid);
+        blocker.run("rollback");
+        let raised = ledger.given(token(&mut server.session("raises"), &format!("{sequence} raised")));
+        assert_eq!((raised >> 42) - (before >> 42), 1, "{sequence}");
+        stopped.go_on();
+        let rows = still.end().1.expect("no error");
+        let token: i64 = rows[0].get(0).expect("it was free").parse().expect("a token");
+        assert!(token > raised, "{sequence}: {token} was given out after {raised}, and {before} before that");
+        ledger.given(token);
+    }
 }
 
 /// A promotion at which nothing was granted, between two at which something was.
