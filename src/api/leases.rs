@@ -4,9 +4,8 @@ use super::arguments::required;
 use crate::rules::error::Error;
 use crate::rules::interval::{Wait, keep_for_micros, ttl_micros};
 use crate::rules::key::MAX_PERMITS;
-use crate::rules::name::Name;
+use crate::rules::name::{MAX_NAME_BYTES, Name};
 use crate::server::arguments::{Arguments, Jsonb, Row, ServerText, interval, timestamp};
-use crate::server::domains;
 use crate::server::lease::{Answer, Lease, Request};
 use crate::server::lock_manager::lock_timeout;
 use crate::server::report::{Problem, answer};
@@ -24,21 +23,21 @@ fn lease<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<Lease<'a>, Problem> {
 /// The same, where the caller may lock it by the rule for its domain.
 fn lockable_lease<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<Lease<'a>, Problem> {
     let lease = lease(fcinfo)?;
-    domains::rule(fcinfo, lease.domain(), || lease.describe())?;
+    lease.rule()?;
     Ok(lease)
-}
-
-fn may_lock(fcinfo: pg_sys::FunctionCallInfo, lease: &Lease<'_>) -> Result<bool, Problem> {
-    match domains::rule(fcinfo, lease.domain(), || lease.describe()) {
-        Ok(_) => Ok(true),
-        Err(Problem::Rule(error)) if matches!(*error, Error::DomainDenied { .. }) => Ok(false),
-        Err(problem) => Err(problem),
-    }
 }
 
 /// `(name, token, …)`
 fn lease_and_token<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<(Lease<'a>, i64), Problem> {
     Ok((lease(fcinfo)?, required("token", Arguments::of(fcinfo).bigint(1))?))
+}
+
+/// A text that is kept beside each grant: no longer than a name.
+fn short_text<'a>(argument: &'static str, text: Option<&'a [u8]>) -> Result<Option<&'a [u8]>, Error> {
+    match text {
+        Some(text) if text.len() > MAX_NAME_BYTES => Err(Error::TextTooLong { argument, bytes: text.len() }),
+        text => Ok(text),
+    }
 }
 
 /// `(name, ttl, timeout, owner, payload, permits, bound)`, by the rule for the name's domain. `lock_timeout`: the one that
@@ -49,7 +48,7 @@ fn request<'a>(fcinfo: pg_sys::FunctionCallInfo, lease: &Lease<'_>, lock_timeout
     let mut request = Request {
         ttl: ttl_micros(required("ttl", args.interval(1))?)?,
         wait: Wait::from_timeout(args.interval(2))?,
-        owner: args.server_text(3),
+        owner: short_text("owner", args.server_text(3))?,
         payload: args.jsonb(4),
         permits: u16::try_from(permits)
             .ok()
@@ -57,7 +56,7 @@ fn request<'a>(fcinfo: pg_sys::FunctionCallInfo, lease: &Lease<'_>, lock_timeout
             .ok_or(Error::Permits)?,
         bound: required("bound", args.boolean(6))?,
     };
-    if let Some(rule) = domains::rule(fcinfo, lease.domain(), || lease.describe())? {
+    if let Some(rule) = lease.rule()? {
         rule.check_ttl(request.ttl, || lease.describe())?;
         request.wait = rule.cap(request.wait, lock_timeout);
     }
@@ -113,7 +112,7 @@ fn lease_renew(fcinfo: pg_sys::FunctionCallInfo) -> Row {
     let renewed = lease_and_token(fcinfo).and_then(|(lease, token)| {
         let ttl = args.interval(2).map(ttl_micros).transpose()?;
         if let Some(ttl) = ttl
-            && let Some(rule) = domains::find(fcinfo, lease.domain())?
+            && let Some(rule) = lease.limits()?
         {
             rule.check_ttl(ttl, || lease.describe())?;
         }
@@ -149,8 +148,8 @@ fn lease_guard(fcinfo: pg_sys::FunctionCallInfo) {
 /// `(name, reason)`
 #[pg_extern(sql = false)]
 fn lease_request(fcinfo: pg_sys::FunctionCallInfo) -> bool {
-    let reason = Arguments::of(fcinfo).server_text(1).unwrap_or_default();
-    answer(lockable_lease(fcinfo).and_then(|lease| lease.request(reason)))
+    let reason = Arguments::of(fcinfo).server_text(1);
+    answer(lockable_lease(fcinfo).and_then(|lease| lease.request(short_text("reason", reason)?.unwrap_or_default())))
 }
 
 #[pg_extern(sql = false)]
@@ -173,8 +172,7 @@ fn lease_holder(
         name!(permits, i32),
     ),
 > {
-    let (may_lock, (rows, now)) =
-        answer(lease(fcinfo).and_then(|lease| Ok((may_lock(fcinfo, &lease)?, lease.holders()?))));
+    let (may_lock, (rows, now)) = answer(lease(fcinfo).and_then(|lease| Ok((lease.may_lock()?, lease.holders()?))));
     let holders = rows.into_iter().map(|mut row| {
         let term = row.grant.term;
         (

@@ -48,6 +48,8 @@ pub enum Error {
     NotOneHold { lock: String, holds: u64 },
     #[error("cannot wait for {lock} without a snapshot {why}")]
     NotSnapshotFree { lock: String, why: &'static str },
+    #[error("{argument} is too long: {bytes} bytes")]
+    TextTooLong { argument: &'static str, bytes: usize },
     #[error("ttl must be between 100 ms and 10 years")]
     Ttl,
     #[error("keep_for must be between 0 and 10 years")]
@@ -163,8 +165,8 @@ impl Holder {
 /// Who holds a lease, as an error's DETAIL tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseHolder {
-    /// As it calls itself.
-    pub owner: String,
+    /// As it calls itself; None without the right to know.
+    pub owner: Option<String>,
     /// What its payload says of it.
     pub about: Option<String>,
     /// Since when.
@@ -175,9 +177,10 @@ pub struct LeaseHolder {
 
 impl LeaseHolder {
     fn describe(&self) -> String {
+        let owner = self.owner.as_ref().map(|owner| format!(" by \"{owner}\"")).unwrap_or_default();
         let about = self.about.as_ref().map(|about| format!(" ({about})")).unwrap_or_default();
-        let (owner, since, remaining) = (&self.owner, &self.since, seconds(self.remaining));
-        format!("Held by \"{owner}\"{about} since {since}, and for another {remaining} if not renewed.")
+        let (since, remaining) = (&self.since, seconds(self.remaining));
+        format!("Held{owner}{about} since {since}, and for another {remaining} if not renewed.")
     }
 }
 
@@ -221,7 +224,7 @@ impl Error {
             | Error::MaxWait
             | Error::MaxHold
             | Error::ModeNotNative { .. } => "22023",
-            Error::NameTooLong { .. } => "22001",
+            Error::NameTooLong { .. } | Error::TextTooLong { .. } => "22001",
             Error::KeyClash { .. } => "54000",
             Error::InRecovery { .. } | Error::LeaseInRecovery { .. } | Error::LeaseReadOnly { .. } => "25006",
             Error::ParallelWorker => "25000",
@@ -243,6 +246,9 @@ impl Error {
     pub fn detail(&self) -> Option<String> {
         match self {
             Error::NameTooLong { .. } => Some(format!("A name has at most {MAX_NAME_BYTES} bytes of UTF-8.")),
+            Error::TextTooLong { argument, .. } => {
+                Some(format!("The {argument} may have at most {MAX_NAME_BYTES} bytes."))
+            }
             Error::TooManyLocks { limit, .. } => Some(format!(
                 "named_locks.max_locks_per_session is {limit}. Session locks that this statement had taken are released."
             )),
@@ -381,7 +387,7 @@ mod tests {
             lease: "lease \"leader\"".into(),
             token: 42,
             holder: LeaseHolder {
-                owner: "node-b".into(),
+                owner: Some("node-b".into()),
                 about: Some("address 10.0.0.7:5000".into()),
                 since: "2026-11-29 14:00:00+00".into(),
                 remaining: 12_345_678,

@@ -9,6 +9,7 @@ use super::encoding;
 use super::ffi;
 use super::process_local::ProcessLocal;
 use super::report::Problem;
+use super::session;
 use super::tables::Tables;
 use super::try_block::try_block;
 use crate::rules::domain::Rule;
@@ -53,25 +54,28 @@ static CHANGES: ProcessLocal<Cell<u64>> = ProcessLocal::cell(0);
 /// [`Error::DomainDenied`] where the caller may not; the server's.
 #[inline]
 pub fn rule(
-    fcinfo: pg_sys::FunctionCallInfo,
+    tables: impl FnOnce() -> Result<Tables, Problem>,
     domain: &[u8],
     lock: impl FnOnce() -> String,
 ) -> Result<Option<Rule>, Problem> {
-    let rule = find(fcinfo, domain)?;
-    match rule {
-        Some(Rule { role: Some(role), .. }) if !activity::may_act_as(role.into()) => {
-            Err(Error::DomainDenied { lock: lock(), domain: display(domain) }.into())
-        }
+    match find(tables, domain)? {
+        Some(rule) if !may_use(&rule) => Err(Error::DomainDenied { lock: lock(), domain: display(domain) }.into()),
         rule => Ok(rule),
     }
 }
 
-/// The rule for a domain, whoever asks.
+/// Whether the caller may lock names in a domain with that rule.
+pub fn may_use(rule: &Rule) -> bool {
+    rule.role.is_none_or(|role| activity::may_act_as(role.into()))
+}
+
+/// The rule for a domain, whoever asks. `tables` is asked for where the rules have to be read.
 ///
 /// # Errors
 /// The server's.
 #[inline]
-pub fn find(fcinfo: pg_sys::FunctionCallInfo, domain: &[u8]) -> Result<Option<Rule>, Problem> {
+pub fn find(tables: impl FnOnce() -> Result<Tables, Problem>, domain: &[u8]) -> Result<Option<Rule>, Problem> {
+    session::check_not_parallel()?;
     // Within a transaction block the server learns of changes when it locks a table, which a call like this does not.
     // SAFETY: a question about this process's state; and a server call, as at the lock of a table.
     unsafe {
@@ -79,13 +83,13 @@ pub fn find(fcinfo: pg_sys::FunctionCallInfo, domain: &[u8]) -> Result<Option<Ru
             try_block(|| ffi::AcceptInvalidationMessages())?;
         }
     }
-    if KNOWN.get() == Known::None { Ok(None) } else { look_up(fcinfo, domain) }
+    if KNOWN.get() == Known::None { Ok(None) } else { look_up(tables, domain) }
 }
 
 #[cold]
-fn look_up(fcinfo: pg_sys::FunctionCallInfo, domain: &[u8]) -> Result<Option<Rule>, Problem> {
+fn look_up(tables: impl FnOnce() -> Result<Tables, Problem>, domain: &[u8]) -> Result<Option<Rule>, Problem> {
     if KNOWN.get() == Known::Nothing {
-        load(&Tables::beside(fcinfo)?)?;
+        load(&tables()?)?;
     }
     Ok(RULES.borrow().as_ref().and_then(|rules| rules.get(domain).copied()))
 }

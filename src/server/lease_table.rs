@@ -5,17 +5,20 @@
 //! another's unfinished change is told so, and decides.
 //!
 //! A grant always inserts a row. Its place in the index never changes after that, so that changes can stay in their page.
+//! An order to a holder is a row of its own, beside the grant's: who gives it must not keep the holder waiting.
 
 use super::activity;
 use super::arguments::{Varlena, text_bytes};
 use super::encoding;
 use super::ffi;
 use super::report::Problem;
+use super::session;
 use super::tables::Tables;
 use super::try_block::try_block;
 use crate::rules::error::Error;
 use crate::rules::lease::{Bound, Grant, Moment, Term};
 use pgrx::pg_sys;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// The columns, in the order of `sql/leases.sql`.
 mod column {
@@ -49,7 +52,7 @@ const TOKEN_ATTRIBUTE: i16 = 2;
 pub enum See {
     /// The newest committed ones, and this transaction's own.
     Committed,
-    /// Those of transactions under way too.
+    /// Those of transactions under way too; without texts.
     Uncommitted,
 }
 
@@ -65,7 +68,7 @@ pub struct Row {
     pub name: Vec<u8>,
     /// Who holds it, in the database's encoding.
     pub owner: Vec<u8>,
-    /// The reason for which it was asked for, in the database's encoding.
+    /// Of an order: the reason for which the lease is asked for, in the database's encoding.
     pub requested: Option<Vec<u8>>,
     /// The payload, as the server keeps a jsonb; None if none, or if it was not asked for.
     pub payload: Option<Vec<u8>>,
@@ -93,6 +96,8 @@ pub struct NewRow<'a> {
     pub name: &'a [u8],
     /// Who holds it, in the database's encoding.
     pub owner: &'a [u8],
+    /// Of an order: the reason.
+    pub requested: Option<&'a [u8]>,
     /// The payload.
     pub payload: Option<Varlena>,
 }
@@ -102,9 +107,9 @@ pub struct NewRow<'a> {
 pub struct Change<'a> {
     /// How long the grant lasts from now on.
     pub term: Option<Term>,
-    /// It is released, and kept from others.
+    /// It is released, and kept from others; an order: it ends the grant.
     pub kept: bool,
-    /// The reason for which somebody asks for it, in the database's encoding.
+    /// Of an order: the reason.
     pub requested: Option<&'a [u8]>,
     /// The payload.
     pub payload: Option<Varlena>,
@@ -132,7 +137,8 @@ pub enum Written {
 #[derive(Clone, Copy)]
 struct Open {
     table: pg_sys::Relation,
-    index: pg_sys::Relation,
+    /// The index by key and token.
+    index: pg_sys::Oid,
     /// The newest.
     snapshot: pg_sys::Snapshot,
 }
@@ -157,19 +163,19 @@ unsafe fn with_table<R>(
     mode: u32,
     work: impl FnOnce(Open) -> Result<R, WrongShape>,
 ) -> Result<R, Problem> {
+    session::check_not_parallel()?;
     let mode = mode as pg_sys::LOCKMODE;
     // SAFETY: the caller's; what is opened here is closed here, or at the end of the transaction that an error ends.
     let result = unsafe {
         try_block(|| {
             let table = ffi::table_open(tables.lease, mode);
-            let index = ffi::index_open(tables.lease_index, mode);
+            let index = tables.lease_index;
             let snapshot = ffi::RegisterSnapshot(ffi::GetLatestSnapshot());
             let is_ours = (*(*table).rd_att).natts as usize == column::COUNT;
             let result = if is_ours { work(Open { table, index, snapshot }) } else { Err(WrongShape) };
             ffi::UnregisterSnapshot(snapshot);
             // A writer's lock lasts to the end of its transaction.
             let mode = if mode == pg_sys::AccessShareLock as i32 { mode } else { pg_sys::NoLock as i32 };
-            ffi::index_close(index, mode);
             ffi::table_close(table, mode);
             result
         })
@@ -212,7 +218,7 @@ fn read_rows(tables: &Tables, keys: &[Key], see: See, payloads: bool) -> Result<
             let snapshot = if see == See::Uncommitted { &raw mut dirty } else { open.snapshot };
             let mut scan = Scan::begin(open, snapshot, keys);
             while scan.next() {
-                let mut row = scan.row(open, payloads);
+                let mut row = scan.row(open, see == See::Committed, payloads);
                 if see == See::Uncommitted {
                     let tuple = &*(*row.tuple).t_data;
                     // A deleted row leads nowhere, an updated one to its next version.
@@ -231,6 +237,7 @@ fn read_rows(tables: &Tables, keys: &[Key], see: See, payloads: bool) -> Result<
 
 /// A scan by the index.
 struct Scan {
+    index: pg_sys::Relation,
     scan: pg_sys::IndexScanDesc,
     slot: *mut pg_sys::TupleTableSlot,
 }
@@ -252,10 +259,11 @@ impl Scan {
                 };
                 ffi::ScanKeyInit(scan_key, attribute, strategy as u16, procedure.into(), pg_sys::Datum::from(value));
             }
-            let scan = ffi::index_beginscan(open.table, open.index, snapshot, keys.len() as i32);
+            let index = ffi::index_open(open.index, pg_sys::AccessShareLock as i32);
+            let scan = ffi::index_beginscan(open.table, index, snapshot, keys.len() as i32);
             ffi::index_rescan(scan, scan_keys.as_mut_ptr(), keys.len() as i32, std::ptr::null_mut(), 0);
             let slot = ffi::MakeSingleTupleTableSlot((*open.table).rd_att, &raw const pg_sys::TTSOpsBufferHeapTuple);
-            Self { scan, slot }
+            Self { index, scan, slot }
         }
     }
 
@@ -293,11 +301,25 @@ impl Scan {
         }
     }
 
-    /// The row it has come to, copied.
+    /// After an entry without a visible row: this process's next row goes there, if there is room.
+    ///
+    /// # Safety
+    /// In a [`try_block`].
+    unsafe fn use_room(&self, open: Open) {
+        // SAFETY: the caller's; the scan's place in the table.
+        unsafe {
+            let (block, storage) = ((*self.scan).xs_heaptid.ip_blkid, (*open.table).rd_smgr);
+            if !storage.is_null() {
+                (*storage).smgr_targblock = u32::from(block.bi_hi) << 16 | u32::from(block.bi_lo);
+            }
+        }
+    }
+
+    /// The row it has come to, copied. Texts stored elsewhere are there only for a row that has been committed.
     ///
     /// # Safety
     /// In a [`try_block`], after a visible row.
-    unsafe fn row(&self, open: Open, payloads: bool) -> Found {
+    unsafe fn row(&self, open: Open, texts: bool, payloads: bool) -> Found {
         // SAFETY: the caller's; as many values as the table has columns.
         unsafe {
             let tuple = ffi::heap_copytuple(ffi::ExecFetchSlotHeapTuple(self.slot, false, std::ptr::null_mut()));
@@ -311,7 +333,9 @@ impl Scan {
             };
             ffi::heap_deform_tuple(tuple, (*open.table).rd_att, found.values.as_mut_ptr(), found.nulls.as_mut_ptr());
             for text in [column::NAME, column::OWNER, column::REQUESTED] {
-                if !found.nulls[text] {
+                if !texts {
+                    found.nulls[text] = true;
+                } else if !found.nulls[text] {
                     let packed = ffi::pg_detoast_datum_packed(found.values[text].cast_mut_ptr());
                     found.values[text] = pg_sys::Datum::from(packed);
                 }
@@ -330,6 +354,7 @@ impl Scan {
         unsafe {
             ffi::index_endscan(self.scan);
             ffi::ExecDropSingleTupleTableSlot(self.slot);
+            ffi::index_close(self.index, pg_sys::AccessShareLock as i32);
         }
     }
 }
@@ -368,6 +393,16 @@ impl Row {
             is_uncommitted: found.is_uncommitted,
             is_being_updated: found.is_being_updated,
         }
+    }
+
+    /// Of an order: the token of the grant that it is about.
+    pub fn ordered_token(&self) -> Option<i64> {
+        (self.grant.token < 0).then_some(-self.grant.token)
+    }
+
+    /// Whether it is an order that ends a grant.
+    pub fn is_break(&self) -> bool {
+        self.grant.token < 0 && self.grant.kept
     }
 
     /// Whether the caller is, or is a member of, the role that acquired it.
@@ -422,7 +457,8 @@ pub fn insert(tables: &Tables, row: &NewRow<'_>) -> Result<(), Problem> {
     }
     values[column::NAME] = text_datum(&encoding::name_to_server(row.name));
     values[column::OWNER] = text_datum(row.owner);
-    nulls[column::REQUESTED] = true;
+    nulls[column::REQUESTED] = row.requested.is_none();
+    values[column::REQUESTED] = row.requested.map_or(pg_sys::Datum::null(), text_datum);
     nulls[column::PAYLOAD] = row.payload.is_none();
     values[column::PAYLOAD] = row.payload.map_or(pg_sys::Datum::null(), pg_sys::Datum::from);
     // SAFETY: server calls; the row has the table's columns.
@@ -430,7 +466,7 @@ pub fn insert(tables: &Tables, row: &NewRow<'_>) -> Result<(), Problem> {
         with_table(tables, pg_sys::RowExclusiveLock, |open| {
             let tuple = ffi::heap_form_tuple((*open.table).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
             ffi::heap_insert(open.table, tuple, ffi::GetCurrentCommandId(true), 0, std::ptr::null_mut());
-            enter_in_index(open, tuple, &mut values);
+            enter_in_indexes(open, tuple, &values, &nulls, false)?;
             ffi::heap_freetuple(tuple);
             ffi::CommandCounterIncrement();
             Ok(())
@@ -438,23 +474,49 @@ pub fn insert(tables: &Tables, row: &NewRow<'_>) -> Result<(), Problem> {
     }
 }
 
+/// Enters a row in all indexes: the library's own, one that is being built in its place, and what an administrator adds.
+///
 /// # Safety
 /// In a [`try_block`]; a tuple that is in the table, and its values.
-unsafe fn enter_in_index(open: Open, tuple: pg_sys::HeapTuple, values: &mut [pg_sys::Datum; column::COUNT]) {
-    // SAFETY: the caller's; the index is on the first two columns.
+unsafe fn enter_in_indexes(
+    open: Open,
+    tuple: pg_sys::HeapTuple,
+    values: &[pg_sys::Datum; column::COUNT],
+    nulls: &[bool; column::COUNT],
+    is_update: bool,
+) -> Result<(), WrongShape> {
+    const MOST_COLUMNS: usize = pg_sys::INDEX_MAX_KEYS as usize;
+    let mode = pg_sys::RowExclusiveLock as i32;
+    // SAFETY: the caller's; the server's list of the table's indexes, and what it says of each.
     unsafe {
-        let mut index_values = [values[column::KEY], values[column::TOKEN]];
-        ffi::index_insert(
-            open.index,
-            index_values.as_mut_ptr(),
-            [false; 2].as_mut_ptr(),
-            &raw mut (*tuple).t_self,
-            open.table,
-            pg_sys::IndexUniqueCheck::UNIQUE_CHECK_YES,
-            false,
-            ffi::BuildIndexInfo(open.index),
-        );
+        let indexes = ffi::RelationGetIndexList(open.table);
+        let count = if indexes.is_null() { 0 } else { (*indexes).length as usize };
+        for number in 0..count {
+            let index = ffi::index_open((*(*indexes).elements.add(number)).oid_value, mode);
+            let info = ffi::BuildIndexInfo(index);
+            if (*info).ii_ReadyForInserts {
+                if !(*info).ii_Expressions.is_null() || !(*info).ii_Predicate.is_null() {
+                    return Err(WrongShape);
+                }
+                let mut index_values = [pg_sys::Datum::null(); MOST_COLUMNS];
+                let mut index_nulls = [true; MOST_COLUMNS];
+                for column in 0..(*info).ii_NumIndexAttrs as usize {
+                    let attribute = (*info).ii_IndexAttrNumbers[column] as usize;
+                    (index_values[column], index_nulls[column]) = (values[attribute - 1], nulls[attribute - 1]);
+                }
+                let unique = if (*info).ii_Unique {
+                    pg_sys::IndexUniqueCheck::UNIQUE_CHECK_YES
+                } else {
+                    pg_sys::IndexUniqueCheck::UNIQUE_CHECK_NO
+                };
+                let (values, nulls) = (index_values.as_mut_ptr(), index_nulls.as_mut_ptr());
+                let tid = &raw mut (*tuple).t_self;
+                ffi::index_insert(index, values, nulls, tid, open.table, unique, is_update, info);
+            }
+            ffi::index_close(index, mode);
+        }
     }
+    Ok(())
 }
 
 fn written(result: pg_sys::TM_Result::Type) -> Written {
@@ -465,11 +527,11 @@ fn written(result: pg_sys::TM_Result::Type) -> Written {
     }
 }
 
-/// Changes a row.
+/// Changes a row, which may be locked for this transaction by [`lock`].
 ///
 /// # Errors
 /// [`Error::Tables`], the server's.
-pub fn update(tables: &Tables, row: &Row, change: Change<'_>) -> Result<Written, Problem> {
+pub fn update(tables: &Tables, row: &Row, change: Change<'_>, is_locked: bool) -> Result<Written, Problem> {
     let requested = change.requested.map(text_datum);
     // SAFETY: server calls; the tuple is a copy of one of the table's.
     unsafe {
@@ -494,11 +556,12 @@ pub fn update(tables: &Tables, row: &Row, change: Change<'_>) -> Result<Written,
             }
             let tuple = ffi::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());
             let tid = &raw mut (*row.tuple).t_self;
-            let outcome = written(ffi::heap_update(open.table, tid, tuple, ffi::GetCurrentCommandId(true)));
+            let command = ffi::GetCurrentCommandId(true);
+            let outcome = written(ffi::heap_update(open.table, tid, tuple, command, is_locked));
             if outcome == Written::Done {
                 let is_heap_only = u32::from((*(*tuple).t_data).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE != 0;
                 if !is_heap_only {
-                    enter_in_index(open, tuple, &mut values);
+                    enter_in_indexes(open, tuple, &values, &nulls, true)?;
                 }
                 ffi::CommandCounterIncrement();
             }
@@ -508,15 +571,20 @@ pub fn update(tables: &Tables, row: &Row, change: Change<'_>) -> Result<Written,
     }
 }
 
-/// Deletes a row.
+/// Deletes a row, which may be locked for this transaction by [`lock`].
 ///
 /// # Errors
 /// [`Error::Tables`], the server's.
-pub fn delete(tables: &Tables, row: &Row) -> Result<Written, Problem> {
+pub fn delete(tables: &Tables, row: &Row, is_locked: bool) -> Result<Written, Problem> {
     // SAFETY: server calls.
     unsafe {
         with_table(tables, pg_sys::RowExclusiveLock, |open| {
-            let outcome = written(delete_at(open, &raw mut (*row.tuple).t_self));
+            let mut failure = pg_sys::TM_FailureData::default();
+            let (tid, command) = (&raw mut (*row.tuple).t_self, ffi::GetCurrentCommandId(true));
+            let no_snapshot = std::ptr::null_mut();
+            // The server waits for others only, and also calls a row busy that is locked by ourselves.
+            let result = ffi::heap_delete(open.table, tid, command, no_snapshot, is_locked, &mut failure, false);
+            let outcome = written(result);
             if outcome == Written::Done {
                 ffi::CommandCounterIncrement();
             }
@@ -525,30 +593,20 @@ pub fn delete(tables: &Tables, row: &Row) -> Result<Written, Problem> {
     }
 }
 
-/// # Safety
-/// In a [`try_block`].
-unsafe fn delete_at(open: Open, tid: pg_sys::ItemPointer) -> pg_sys::TM_Result::Type {
-    let mut failure = pg_sys::TM_FailureData::default();
-    let no_snapshot = std::ptr::null_mut();
-    // SAFETY: the caller's.
-    unsafe {
-        ffi::heap_delete(open.table, tid, ffi::GetCurrentCommandId(true), no_snapshot, false, &mut failure, false)
-    }
-}
-
 /// Waits until no other transaction has an unfinished change of a row, as the server waits for rows: `lock_timeout`
-/// applies, deadlocks are found. The row has to be read again then.
+/// applies, deadlocks are found. Whether the row is as it was, and locked for this transaction now; read it again in any
+/// case, time has passed.
 ///
 /// # Errors
 /// [`Error::Tables`], the server's.
-pub fn wait_for_others(tables: &Tables, row: &Row) -> Result<(), Problem> {
-    // SAFETY: server calls. The row is locked for this transaction if it is still there, so that nobody comes between.
+pub fn lock(tables: &Tables, row: &Row) -> Result<bool, Problem> {
+    // SAFETY: server calls.
     unsafe {
         with_table(tables, pg_sys::RowExclusiveLock, |open| {
             let mut tuple = pg_sys::HeapTupleData { t_self: (*row.tuple).t_self, ..pg_sys::HeapTupleData::default() };
             let mut buffer = pg_sys::InvalidBuffer as pg_sys::Buffer;
             let mut failure = pg_sys::TM_FailureData::default();
-            ffi::heap_lock_tuple(
+            let result = ffi::heap_lock_tuple(
                 open.table,
                 &mut tuple,
                 ffi::GetCurrentCommandId(true),
@@ -559,36 +617,41 @@ pub fn wait_for_others(tables: &Tables, row: &Row) -> Result<(), Problem> {
                 &mut failure,
             );
             ffi::ReleaseBuffer(buffer);
-            Ok(())
+            Ok(result == pg_sys::TM_Result::TM_Ok)
         })
     }
 }
 
-/// Looks at the next few entries of the index behind a lease's (and from its start on, as in a ring), deletes rows for which `has_ended` says so, and lets the
-/// index have the room of dead ones. With a few such steps at each grant the table stays as large as its live rows want
-/// it, however many names have been used.
+/// Looks at a few entries of the index, which ones depends on `token`, deletes rows of which `has_ended` says so, and lets
+/// the index have the room of dead ones, and this process's next row that of the last. With such a step at each grant
+/// the table stays about as large as its live rows want it, however many names have been used.
 ///
 /// # Errors
 /// [`Error::Tables`], the server's.
-pub fn sweep(tables: &Tables, key: u64, entries: usize, has_ended: impl Fn(&Grant) -> bool) -> Result<(), Problem> {
+pub fn sweep(
+    tables: &Tables,
+    token: i64,
+    entries: usize,
+    has_ended: impl Fn(&Row) -> Result<bool, Problem>,
+) -> Result<(), Problem> {
+    let start = xxh3_64(&token.to_ne_bytes()) as i64;
     let mut found = Vec::with_capacity(entries);
     // SAFETY: server calls; the vector is outside of the block and does not grow in it.
     unsafe {
         with_table(tables, pg_sys::RowExclusiveLock, |open| {
-            let behind = [(KEY_ATTRIBUTE, pg_sys::BTGreaterStrategyNumber, key as i64)];
-            let before = [(KEY_ATTRIBUTE, pg_sys::BTLessStrategyNumber, key as i64)];
+            let behind = [(KEY_ATTRIBUTE, pg_sys::BTGreaterStrategyNumber, start)];
+            let before = [(KEY_ATTRIBUTE, pg_sys::BTLessStrategyNumber, start)];
             let mut left = entries;
             for keys in [behind, before] {
                 let mut scan = Scan::begin(open, open.snapshot, &keys);
+                // Or there would be no limit to how many of them it passes.
+                (*scan.scan).ignore_killed_tuples = false;
                 while left > 0 {
+                    left -= 1;
                     match scan.next_entry() {
                         None => break,
-                        Some(is_visible) => {
-                            left -= 1;
-                            if is_visible {
-                                found.push(scan.row(open, false));
-                            }
-                        }
+                        Some(true) => found.push(scan.row(open, true, false)),
+                        Some(false) => scan.use_room(open),
                     }
                 }
                 scan.end();
@@ -597,9 +660,9 @@ pub fn sweep(tables: &Tables, key: u64, entries: usize, has_ended: impl Fn(&Gran
         })
     }?;
     for row in found.iter().map(Row::of) {
-        if has_ended(&row.grant) {
+        if has_ended(&row)? {
             // If somebody else is at it, they see to it.
-            delete(tables, &row)?;
+            delete(tables, &row, false)?;
         }
     }
     Ok(())
