@@ -23,6 +23,8 @@
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
+mod clock;
+#[cfg(test)]
 mod crash;
 #[cfg(test)]
 mod domains;
@@ -44,9 +46,13 @@ mod standby;
 #[cfg(test)]
 mod support;
 #[cfg(test)]
+mod tokens;
+#[cfg(test)]
 mod torture;
 #[cfg(test)]
 mod transactions;
+#[cfg(test)]
+mod upgrade;
 #[cfg(test)]
 mod views;
 #[cfg(test)]
