@@ -30,6 +30,14 @@ mod in_server;
 #[cfg(test)]
 mod isolation;
 #[cfg(test)]
+mod lease_model;
+#[cfg(test)]
+mod lease_races;
+#[cfg(test)]
+mod lease_size;
+#[cfg(test)]
+mod lease_waiting;
+#[cfg(test)]
 mod names;
 #[cfg(test)]
 mod pools;

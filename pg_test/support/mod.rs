@@ -23,6 +23,7 @@
 //! - **[`Cluster`]** is a server of one test: `Cluster::new(&["max_connections = 30"])`, then everything a [`Server`] can,
 //!   and `.stop()`, `.stop_immediate()`, `.start()`, `.restart()`, `.standby()`, `.promote()`, `.log()`. It is stopped and
 //!   removed when dropped, also by a panic. The extension is created in its database `postgres`.
+//! - **[`lease_queue`]** takes leases, waits for them, and tells who stands where.
 //! - **[`Pooler`]** is a PgBouncer before a server.
 //! - **[`Wire`]** is a client that sends protocol messages by hand, for pipelines.
 //! - **[`stop_process`]** stops a backend (SIGSTOP) until the guard is dropped; [`signal`] sends any signal. Both as the
@@ -31,6 +32,7 @@
 
 mod cluster;
 mod forms;
+pub mod lease_queue;
 mod machine;
 mod pooler;
 mod session;
