@@ -1,4 +1,5 @@
--- Who holds and who waits. The lock manager is the truth: each row was granted (or queued) when the view was read.
+-- Who holds and who waits. The lock manager is the truth, and for leases the newest committed rows: each row was granted
+-- (or queued) when the view was read.
 -- No table is joined: its relation lock could not be had when the server's lock table is full, which is when one looks.
 
 CREATE FUNCTION lock_holders(
@@ -15,6 +16,10 @@ CREATE FUNCTION lock_holders(
     OUT acquired_at timestamp with time zone,
     OUT hold_limit interval,
     OUT expires_at timestamp with time zone,
+    OUT remaining interval,
+    OUT token bigint,
+    OUT owner text,
+    OUT payload jsonb,
     OUT waiters integer,
     OUT database name,
     OUT prepared xid,
@@ -42,10 +47,10 @@ SELECT h.kind,
        pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) h.acquired_at AS held_for,
        h.hold_limit,
        h.expires_at,
-       h.expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp() AS remaining,
-       NULL::pg_catalog.int8 AS token,
-       NULL::pg_catalog.text AS owner,
-       NULL::pg_catalog.jsonb AS payload,
+       h.remaining,
+       h.token,
+       h.owner,
+       h.payload,
        h.waiters,
        h.database,
        p.gid,
@@ -54,23 +59,23 @@ SELECT h.kind,
        h.objsubid
   FROM @extschema@.lock_holders() AS h
   LEFT JOIN pg_catalog.pg_prepared_xact() AS p ON p.transaction OPERATOR(pg_catalog.=) h.prepared;
-COMMENT ON VIEW lock_holders IS 'one row for each holder of a named or native advisory lock';
-COMMENT ON COLUMN lock_holders.kind IS 'session, transaction, or advisory (a native advisory lock)';
+COMMENT ON VIEW lock_holders IS 'one row for each holder of a named or native advisory lock or a lease of this database';
+COMMENT ON COLUMN lock_holders.kind IS 'session, transaction, lease, or advisory (a native advisory lock)';
 COMMENT ON COLUMN lock_holders.domain IS 'what stands before the first colon of the name';
 COMMENT ON COLUMN lock_holders.name IS 'the name; NULL for other roles'' locks (but for pg_read_all_stats) and for prepared transactions after a restart';
-COMMENT ON COLUMN lock_holders.mode IS 'the mode in which it is held';
-COMMENT ON COLUMN lock_holders.holds IS 'how often it was taken and not given back; NULL for native advisory locks';
-COMMENT ON COLUMN lock_holders.pid IS 'the session''s process; NULL for a prepared transaction';
-COMMENT ON COLUMN lock_holders.usename IS 'the session''s role';
+COMMENT ON COLUMN lock_holders.mode IS 'the mode in which it is held; NULL for leases';
+COMMENT ON COLUMN lock_holders.holds IS 'how often it was taken and not given back; NULL for native advisory locks and leases';
+COMMENT ON COLUMN lock_holders.pid IS 'the session''s process; NULL for a prepared transaction, and for a lease that is not bound to a session';
+COMMENT ON COLUMN lock_holders.usename IS 'the session''s role; of a lease, the role that acquired it';
 COMMENT ON COLUMN lock_holders.application_name IS 'the session''s application_name';
 COMMENT ON COLUMN lock_holders.client_addr IS 'where its client connects from; NULL for a Unix socket, or without the right to see it';
-COMMENT ON COLUMN lock_holders.state IS 'what the session does, as in pg_stat_activity; prepared for a prepared transaction';
+COMMENT ON COLUMN lock_holders.state IS 'what the session does, as in pg_stat_activity; prepared for a prepared transaction; held or kept for a lease';
 COMMENT ON COLUMN lock_holders.acquired_at IS 'since when it is held; NULL where only the server knows of the lock';
 COMMENT ON COLUMN lock_holders.held_for IS 'for how long it has been held';
 COMMENT ON COLUMN lock_holders.hold_limit IS 'the limit that ends the session when overrun';
-COMMENT ON COLUMN lock_holders.expires_at IS 'when that limit is reached';
-COMMENT ON COLUMN lock_holders.remaining IS 'how long is left of it';
-COMMENT ON COLUMN lock_holders.token IS 'the fencing token of a lease';
+COMMENT ON COLUMN lock_holders.expires_at IS 'when that limit is reached, or the lease ends by the wall clock of its last renewal';
+COMMENT ON COLUMN lock_holders.remaining IS 'how long is left until then';
+COMMENT ON COLUMN lock_holders.token IS 'the fencing token of a lease; NULL but for members of the role that acquired it';
 COMMENT ON COLUMN lock_holders.owner IS 'the owner of a lease';
 COMMENT ON COLUMN lock_holders.payload IS 'the payload of a lease';
 COMMENT ON COLUMN lock_holders.waiters IS 'how many sessions wait for this lock';
@@ -78,7 +83,7 @@ COMMENT ON COLUMN lock_holders.database IS 'the database the lock is in; NULL wh
 COMMENT ON COLUMN lock_holders.gid IS 'the identifier of the prepared transaction that holds it';
 COMMENT ON COLUMN lock_holders.classid IS 'as in pg_locks';
 COMMENT ON COLUMN lock_holders.objid IS 'as in pg_locks';
-COMMENT ON COLUMN lock_holders.objsubid IS 'as in pg_locks';
+COMMENT ON COLUMN lock_holders.objsubid IS 'as in pg_locks; of a lease, the lock that guards of it hold';
 
 CREATE FUNCTION lock_waiters(
     OUT kind text,
@@ -90,7 +95,8 @@ CREATE FUNCTION lock_waiters(
     OUT application_name text,
     OUT wait_started timestamp with time zone,
     OUT deadline timestamp with time zone,
-    OUT queue_position integer
+    OUT queue_position integer,
+    OUT blocked_by integer[]
 )
 RETURNS SETOF record
 VOLATILE PARALLEL UNSAFE COST 1000 ROWS 10
@@ -109,13 +115,13 @@ SELECT w.kind,
        pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) w.wait_started AS waited,
        w.deadline,
        w.queue_position,
-       pg_catalog.pg_blocking_pids(w.pid) AS blocked_by
+       w.blocked_by
   FROM @extschema@.lock_waiters() AS w;
-COMMENT ON VIEW lock_waiters IS 'one row for each session that waits for a named or native advisory lock';
-COMMENT ON COLUMN lock_waiters.kind IS 'session, transaction, or advisory (a native advisory lock)';
+COMMENT ON VIEW lock_waiters IS 'one row for each session that waits for a named or native advisory lock or a lease';
+COMMENT ON COLUMN lock_waiters.kind IS 'session, transaction, lease, or advisory (a native advisory lock)';
 COMMENT ON COLUMN lock_waiters.domain IS 'what stands before the first colon of the name';
 COMMENT ON COLUMN lock_waiters.name IS 'the name; NULL for other roles'' waits, but for pg_read_all_stats';
-COMMENT ON COLUMN lock_waiters.mode IS 'the mode asked for';
+COMMENT ON COLUMN lock_waiters.mode IS 'the mode asked for; NULL for leases';
 COMMENT ON COLUMN lock_waiters.pid IS 'the waiting session''s process';
 COMMENT ON COLUMN lock_waiters.usename IS 'its role';
 COMMENT ON COLUMN lock_waiters.application_name IS 'its application_name';
@@ -123,7 +129,7 @@ COMMENT ON COLUMN lock_waiters.wait_started IS 'since when it waits';
 COMMENT ON COLUMN lock_waiters.waited IS 'for how long it has waited';
 COMMENT ON COLUMN lock_waiters.deadline IS 'when its timeout ends the wait; NULL without one';
 COMMENT ON COLUMN lock_waiters.queue_position IS 'its place in the queue for that lock, from 1';
-COMMENT ON COLUMN lock_waiters.blocked_by IS 'the processes it waits for, as pg_blocking_pids() tells';
+COMMENT ON COLUMN lock_waiters.blocked_by IS 'the processes it waits for, as pg_blocking_pids() tells; for the first in a lease''s queue those that guard or are granted the lease';
 
 CREATE FUNCTION lock_graph()
 RETURNS text

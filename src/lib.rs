@@ -16,7 +16,8 @@ pgrx::pg_module_magic!(name, version);
 pgrx::extension_sql_file!("../sql/types.sql", name = "types", bootstrap);
 pgrx::extension_sql_file!("../sql/named_locks.sql", name = "named_locks", requires = ["types"]);
 pgrx::extension_sql_file!("../sql/native_locks.sql", name = "native_locks", requires = ["types"]);
-pgrx::extension_sql_file!("../sql/views.sql", name = "views", requires = ["types"]);
+pgrx::extension_sql_file!("../sql/leases.sql", name = "leases", requires = ["types"]);
+pgrx::extension_sql_file!("../sql/views.sql", name = "views", requires = ["leases"]);
 
 #[cfg(not(panic = "unwind"))]
 compile_error!("errors cross from Rust to the server by unwinding: set panic = \"unwind\"");

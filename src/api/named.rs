@@ -45,11 +45,10 @@ fn named_xact_lock_strict(fcinfo: pg_sys::FunctionCallInfo) {
 /// The last argument, INOUT in SQL, only makes the row that the procedure returns.
 #[pg_extern(sql = false)]
 fn named_lock_wait(fcinfo: pg_sys::FunctionCallInfo) -> Row {
-    let acquired =
-        answer(session_lock(Arguments::of(fcinfo)).and_then(|(lock, request)| {
-            snapshot::without_snapshot(fcinfo, &lock, |lock| session::acquire(lock, request))
-        }));
-    Row::new(fcinfo, [acquired.into()])
+    let acquired = answer(session_lock(Arguments::of(fcinfo)).and_then(|(lock, request)| {
+        snapshot::without_snapshot(fcinfo, || lock.describe(), || session::acquire(&lock, request))
+    }));
+    Row::new(fcinfo, [acquired.into_datum()])
 }
 
 /// `(name, mode, all_holds, cluster_wide)`
@@ -99,7 +98,8 @@ fn named_lock_extend(fcinfo: pg_sys::FunctionCallInfo) -> Option<TimestampWithTi
 fn named_lock_key(fcinfo: pg_sys::FunctionCallInfo) -> Row {
     let args = Arguments::of(fcinfo);
     let tag = answer(named(args.text(0), args.boolean(1))).tag();
-    Row::new(fcinfo, [tag.database.into(), tag.high.into(), tag.low.into(), (tag.class as i16).into()])
+    let values = [tag.database.into(), tag.high.into(), tag.low.into(), (tag.class as i16).into()];
+    Row::new(fcinfo, values.map(Some))
 }
 
 /// A count of holds as SQL's integer.

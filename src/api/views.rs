@@ -1,15 +1,20 @@
 //! The rows behind the views.
 
 use crate::rules::mode::Mode;
-use crate::server::arguments::{OidOrZero, ServerText, interval, timestamp};
+use crate::server::arguments::{Jsonb, OidOrZero, ServerText, interval, timestamp};
 use crate::server::databases::{DatabaseName, DatabaseNames};
+use crate::server::ffi;
+use crate::server::lease_table::Tables;
+use crate::server::report::answer;
 use crate::server::who;
 use pgrx::datum::{Inet, Interval, TimestampWithTimeZone};
 use pgrx::prelude::*;
 
 #[pg_extern(sql = false)]
 #[allow(clippy::type_complexity)]
-fn lock_holders() -> TableIterator<
+fn lock_holders(
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> TableIterator<
     'static,
     (
         name!(kind, Option<&'static str>),
@@ -25,6 +30,10 @@ fn lock_holders() -> TableIterator<
         name!(acquired_at, Option<TimestampWithTimeZone>),
         name!(hold_limit, Option<Interval>),
         name!(expires_at, Option<TimestampWithTimeZone>),
+        name!(remaining, Option<Interval>),
+        name!(token, Option<i64>),
+        name!(owner, Option<ServerText>),
+        name!(payload, Option<Jsonb>),
         name!(waiters, i32),
         name!(database, Option<DatabaseName>),
         name!(prepared, Option<pg_sys::TransactionId>),
@@ -33,10 +42,30 @@ fn lock_holders() -> TableIterator<
         name!(objsubid, i16),
     ),
 > {
+    let holders = answer(Tables::beside(fcinfo).and_then(|tables| who::all_holders(&tables)));
     let mut databases = DatabaseNames::default();
-    TableIterator::new(who::all_holders().into_iter().map(move |holder| {
+    TableIterator::new(holders.into_iter().map(move |holder| {
         let activity = holder.activity;
-        let state = activity.as_ref().and_then(|activity| activity.state);
+        let lease = holder.lease;
+        let state = match &lease {
+            Some(lease) => Some(if lease.grant.kept { "kept" } else { "held" }),
+            None if holder.pid.is_none() => Some("prepared"),
+            None => activity.as_ref().and_then(|activity| activity.state),
+        };
+        let role = match &lease {
+            Some(lease) => Some(lease.grant.role.into()),
+            None => activity.as_ref().map(|activity| activity.role),
+        };
+        let expires_at = match &lease {
+            Some(lease) => Some(lease.grant.term.expires.wall),
+            None => holder.limit.map(|(_, expires_at)| expires_at),
+        };
+        let remaining = match &lease {
+            Some(lease) => Some(lease.remaining),
+            None => expires_at.map(|expires_at| expires_at - ffi::now()),
+        };
+        let (token, owner, payload) =
+            lease.map_or((None, None, None), |lease| (lease.token, lease.owner, lease.payload));
         (
             holder.kind,
             who::domain(holder.name.as_ref()),
@@ -44,13 +73,17 @@ fn lock_holders() -> TableIterator<
             holder.mode.map(Mode::label),
             holder.holds,
             holder.pid,
-            activity.as_ref().map(|activity| activity.role),
+            role,
             activity.as_ref().and_then(|activity| activity.application_name.clone()),
             activity.and_then(|activity| activity.client_addr).map(|addr| Inet(addr.to_string())),
-            if holder.pid.is_none() { Some("prepared") } else { state },
+            state,
             holder.acquired_at.map(timestamp),
             holder.limit.map(|(micros, _)| interval(micros)),
-            holder.limit.map(|(_, expires_at)| timestamp(expires_at)),
+            expires_at.map(timestamp),
+            remaining.map(interval),
+            token,
+            owner.map(ServerText::from_bytes),
+            payload.map(Jsonb),
             holder.waiters,
             databases.name(holder.tag.database),
             holder.prepared.map(pg_sys::TransactionId::from),
@@ -76,6 +109,7 @@ fn lock_waiters() -> TableIterator<
         name!(wait_started, Option<TimestampWithTimeZone>),
         name!(deadline, Option<TimestampWithTimeZone>),
         name!(queue_position, Option<i32>),
+        name!(blocked_by, Vec<i32>),
     ),
 > {
     TableIterator::new(who::all_waiters().into_iter().map(|waiter| {
@@ -90,6 +124,7 @@ fn lock_waiters() -> TableIterator<
             waiter.wait_started.map(timestamp),
             waiter.deadline.map(timestamp),
             waiter.queue_position,
+            waiter.blocked_by,
         )
     }))
 }

@@ -1,6 +1,7 @@
 //! Everything that can be wrong with a call, each with its SQLSTATE and what to do about it.
 
 use super::interval::Wait;
+use super::key::MAX_PERMITS;
 use super::mode::Mode;
 use super::name::MAX_NAME_BYTES;
 
@@ -47,6 +48,30 @@ pub enum Error {
     NotOneHold { lock: String, holds: u64 },
     #[error("cannot wait for {lock} without a snapshot {why}")]
     NotSnapshotFree { lock: String, why: &'static str },
+    #[error("ttl must be between 100 ms and 10 years")]
+    Ttl,
+    #[error("keep_for must be between 0 and 10 years")]
+    KeepFor,
+    #[error("permits must be between 1 and {MAX_PERMITS}")]
+    Permits,
+    #[error("{lease} is in use with {permits} permits, not {asked}")]
+    PermitsDiffer { lease: String, permits: u16, asked: u16 },
+    #[error("could not acquire {lease}{}", waited(.wait))]
+    LeaseNotObtained { lease: String, wait: Waited, holder: Option<LeaseHolder> },
+    #[error("{lease} is held by another")]
+    LeaseTaken { lease: String, token: i64, holder: LeaseHolder },
+    #[error("{lease} is not held with token {token}")]
+    LeaseEnded { lease: String, token: i64, expired_for: Option<i64> },
+    #[error("permission denied to {what} {lease}")]
+    NotYourLease { lease: String, what: &'static str },
+    #[error("cannot {what} {lease} during recovery")]
+    LeaseInRecovery { lease: String, what: &'static str },
+    #[error("cannot {what} {lease} in a read-only transaction")]
+    LeaseReadOnly { lease: String, what: &'static str },
+    #[error("cannot prepare a transaction that has changed a lease")]
+    PreparedLease,
+    #[error("the tables of the extension are not those that this version of its library works with")]
+    LeaseTables,
 }
 
 /// How long a call that did not get its lock has waited.
@@ -119,6 +144,33 @@ impl Holder {
     }
 }
 
+/// Who holds a lease, as an error's DETAIL tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseHolder {
+    /// As it calls itself.
+    pub owner: String,
+    /// Since when.
+    pub since: String,
+    /// For how long it has the lease if it does not renew it, in microseconds.
+    pub remaining: i64,
+}
+
+impl LeaseHolder {
+    fn describe(&self) -> String {
+        format!(
+            "Held by \"{}\" since {}, and for another {} if not renewed.",
+            self.owner,
+            self.since,
+            seconds(self.remaining)
+        )
+    }
+}
+
+/// Microseconds as text.
+fn seconds(micros: i64) -> String {
+    format!("{}.{:03} s", micros / 1_000_000, micros / 1_000 % 1_000)
+}
+
 fn list(items: impl ExactSizeIterator<Item = String>) -> String {
     let more = items.len().saturating_sub(MAX_LISTED);
     let mut text = items.take(MAX_LISTED).collect::<Vec<_>>().join("; ");
@@ -141,17 +193,29 @@ impl Error {
         match self {
             Error::Null { .. } => "22004",
             Error::NoTimer { .. } => "53000",
-            Error::EmptyName | Error::UnknownMode | Error::Timeout | Error::HoldLimit | Error::ModeNotNative { .. } => {
-                "22023"
-            }
+            Error::EmptyName
+            | Error::UnknownMode
+            | Error::Timeout
+            | Error::HoldLimit
+            | Error::Ttl
+            | Error::KeepFor
+            | Error::Permits
+            | Error::PermitsDiffer { .. }
+            | Error::ModeNotNative { .. } => "22023",
             Error::NameTooLong { .. } => "22001",
             Error::KeyClash { .. } => "54000",
-            Error::InRecovery { .. } => "25006",
+            Error::InRecovery { .. } | Error::LeaseInRecovery { .. } | Error::LeaseReadOnly { .. } => "25006",
             Error::ParallelWorker => "25000",
-            Error::SessionLocksOff { .. } => "0A000",
+            Error::SessionLocksOff { .. } | Error::PreparedLease => "0A000",
             Error::TooManyLocks { .. } => "53400",
-            Error::NotObtained { .. } => "55P03",
-            Error::NotHeld { .. } | Error::HeldByTransaction { .. } | Error::NotOneHold { .. } => "55000",
+            Error::NotObtained { .. } | Error::LeaseNotObtained { .. } => "55P03",
+            Error::NotHeld { .. }
+            | Error::HeldByTransaction { .. }
+            | Error::NotOneHold { .. }
+            | Error::LeaseEnded { .. }
+            | Error::LeaseTables => "55000",
+            Error::LeaseTaken { .. } => "55006",
+            Error::NotYourLease { .. } => "42501",
             Error::NotSnapshotFree { .. } => "25001",
         }
     }
@@ -182,6 +246,17 @@ impl Error {
             }
             Error::KeyClash { other: Some(other), .. } => Some(format!("The other name is \"{other}\".")),
             Error::SessionLocksOff { .. } => Some("named_locks.session_locks is off for this role.".to_owned()),
+            Error::LeaseNotObtained { holder, .. } => Some(match holder {
+                Some(holder) => holder.describe(),
+                None => "Others wait for it, or it is being taken or guarded by a transaction under way.".to_owned(),
+            }),
+            Error::LeaseTaken { token, holder, .. } => {
+                Some(format!("{} Token {token} is not valid any more.", holder.describe()))
+            }
+            Error::LeaseEnded { expired_for, .. } => Some(match expired_for {
+                Some(micros) => format!("It expired {} ago.", seconds(*micros)),
+                None => "It was released or broken, has expired, or was never granted with this token.".to_owned(),
+            }),
             _ => None,
         }
     }
@@ -201,7 +276,7 @@ impl Error {
             Error::ParallelWorker => "Mark functions that call these functions PARALLEL UNSAFE.",
             Error::SessionLocksOff { .. } => {
                 "Behind a transaction pooler a session lock stays on whichever server connection took it. \
-                 Use named_xact_lock()."
+                 Use named_xact_lock(), or a lease that is not bound."
             }
             Error::TooManyLocks { .. } => {
                 "Release locks, take one coarser lock, or let an administrator raise the setting."
@@ -216,8 +291,22 @@ impl Error {
             Error::HeldByTransaction { .. } => "It is released at the end of the transaction.",
             Error::NotOneHold { .. } => "A conversion needs exactly one session hold of the name.",
             Error::NotSnapshotFree { .. } => {
-                "CALL it on its own, outside a transaction block, or use named_lock(), which waits with a snapshot."
+                "CALL it on its own, outside a transaction block, or use the function that waits with a snapshot: \
+                 named_lock() or lease_acquire()."
             }
+            Error::PermitsDiffer { .. } => "All who share a lease have to give the same number of permits.",
+            Error::LeaseNotObtained { .. } => "Wait longer, or look at the view lock_holders.",
+            Error::LeaseTaken { .. } | Error::LeaseEnded { .. } => {
+                "Stop what the lease stands for: another may be at it. Then acquire the lease anew."
+            }
+            Error::NotYourLease { .. } => {
+                "A lease is changed by members of the role that acquired it; members of pg_signal_backend may break it."
+            }
+            Error::LeaseInRecovery { .. } => "Connect to the primary.",
+            Error::PreparedLease => {
+                "Commit the change of the lease first; lease_guard() may be part of a prepared transaction."
+            }
+            Error::LeaseTables => "Run ALTER EXTENSION named_locks UPDATE.",
             _ => return None,
         })
     }
@@ -259,6 +348,28 @@ mod tests {
         assert_eq!(hidden.describe(), "process 7 in mode share");
         let prepared = Holder { mode: "exclusive".into(), ..Holder::default() };
         assert_eq!(prepared.describe(), "a prepared transaction in mode exclusive");
+    }
+
+    #[test]
+    fn a_lost_lease_names_the_holder() {
+        let error = Error::LeaseTaken {
+            lease: "lease \"leader\"".into(),
+            token: 42,
+            holder: LeaseHolder {
+                owner: "node-b".into(),
+                since: "2026-11-29 14:00:00+00".into(),
+                remaining: 12_345_678,
+            },
+        };
+        assert_eq!(error.to_string(), "lease \"leader\" is held by another");
+        assert_eq!(
+            error.detail().unwrap(),
+            "Held by \"node-b\" since 2026-11-29 14:00:00+00, and for another 12.345 s if not renewed. \
+             Token 42 is not valid any more."
+        );
+        assert_eq!(error.sqlstate(), "55006");
+        let error = Error::LeaseEnded { lease: "lease \"leader\"".into(), token: 42, expired_for: Some(1_500_000) };
+        assert_eq!(error.detail().unwrap(), "It expired 1.500 s ago.");
     }
 
     #[test]

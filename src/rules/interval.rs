@@ -1,4 +1,4 @@
-//! Timeouts and hold limits, out of SQL intervals.
+//! Timeouts, hold limits and times to live, out of SQL intervals.
 
 use super::error::Error;
 
@@ -8,10 +8,10 @@ const DAYS_PER_MONTH: i128 = 30;
 
 /// The longest timeout: 24 days.
 const MAX_TIMEOUT_MICROS: i128 = 24 * MICROS_PER_DAY;
-/// The shortest hold limit: 100 ms.
-const MIN_HOLD_LIMIT_MICROS: i128 = 100 * MICROS_PER_MILLI;
-/// The longest hold limit: 10 years of 365 days.
-const MAX_HOLD_LIMIT_MICROS: i128 = 3650 * MICROS_PER_DAY;
+/// The shortest hold limit and time to live: 100 ms.
+const MIN_LIMIT_MICROS: i128 = 100 * MICROS_PER_MILLI;
+/// The longest hold limit and time to live: 10 years of 365 days.
+const MAX_LIMIT_MICROS: i128 = 3650 * MICROS_PER_DAY;
 
 /// A SQL interval's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,11 +74,28 @@ impl Wait {
 pub fn hold_limit_micros(limit: Option<Interval>) -> Result<Option<i64>, Error> {
     match limit {
         None | Some(Interval::INFINITY) => Ok(None),
-        Some(limit) => match limit.total_micros() {
-            micros if (MIN_HOLD_LIMIT_MICROS..=MAX_HOLD_LIMIT_MICROS).contains(&micros) => Ok(Some(micros as i64)),
-            _ => Err(Error::HoldLimit),
-        },
+        Some(limit) => limit_micros(limit, MIN_LIMIT_MICROS).map(Some).ok_or(Error::HoldLimit),
     }
+}
+
+/// Microseconds out of the argument `ttl`.
+///
+/// # Errors
+/// [`Error::Ttl`] under 100 ms or over 10 years.
+pub fn ttl_micros(ttl: Interval) -> Result<i64, Error> {
+    limit_micros(ttl, MIN_LIMIT_MICROS).ok_or(Error::Ttl)
+}
+
+/// Microseconds out of the argument `keep_for`; None for NULL.
+///
+/// # Errors
+/// [`Error::KeepFor`] for a negative one, or one over 10 years.
+pub fn keep_for_micros(keep_for: Option<Interval>) -> Result<Option<i64>, Error> {
+    keep_for.map(|keep_for| limit_micros(keep_for, 0).ok_or(Error::KeepFor)).transpose()
+}
+
+fn limit_micros(limit: Interval, least: i128) -> Option<i64> {
+    i64::try_from(limit.total_micros()).ok().filter(|&micros| (least..=MAX_LIMIT_MICROS).contains(&micros.into()))
 }
 
 #[cfg(test)]
@@ -125,6 +142,20 @@ mod tests {
         assert_eq!(hold_limit_micros(Some(interval(0, 3650, 0))).unwrap(), Some(3650 * 86_400_000_000));
         for limit in [interval(0, 0, 99_999), interval(0, 0, 0), interval(0, 0, -1), interval(0, 3650, 1)] {
             assert!(matches!(hold_limit_micros(Some(limit)), Err(Error::HoldLimit)), "{limit:?}");
+        }
+    }
+
+    #[test]
+    fn times_to_live() {
+        assert_eq!(ttl_micros(interval(0, 0, 100_000)).unwrap(), 100_000);
+        assert_eq!(ttl_micros(interval(0, 3650, 0)).unwrap(), 3650 * 86_400_000_000);
+        for ttl in [interval(0, 0, 99_999), interval(0, 0, 0), interval(0, 0, -1), Interval::INFINITY] {
+            assert!(matches!(ttl_micros(ttl), Err(Error::Ttl)), "{ttl:?}");
+        }
+        assert_eq!(keep_for_micros(None).unwrap(), None);
+        assert_eq!(keep_for_micros(Some(interval(0, 0, 0))).unwrap(), Some(0));
+        for keep_for in [interval(0, 0, -1), interval(0, 3650, 1), Interval::INFINITY] {
+            assert!(matches!(keep_for_micros(Some(keep_for)), Err(Error::KeepFor)), "{keep_for:?}");
         }
     }
 

@@ -28,6 +28,26 @@ pub enum Kind {
     Name = 0,
     /// Held by a session as long as its session holds are worth something; see [`Tag::sentinel`].
     Sentinel = 1,
+    /// One permit of a lease; see [`Tag::grant`].
+    Grant = 2,
+    /// The queue for a lease; see [`Tag::queue`].
+    Queue = 3,
+    /// The right to raise the fencing tokens' sequence; see [`Tag::token_floor`].
+    TokenFloor = 4,
+}
+
+impl Kind {
+    const fn class(self, low_bits: u16) -> u16 {
+        CLASS_BASE | (self as u16) << KIND_SHIFT | low_bits
+    }
+}
+
+/// How many permits a lease can have: their numbers stand in the low bits of [`Tag::grant`].
+pub const MAX_PERMITS: u16 = 1 << KIND_SHIFT;
+
+/// What a lease's rows and tags are found by: XXH3-64 of its name.
+pub fn lease_key(name: Name<'_>) -> u64 {
+    xxh3_64(name.bytes())
 }
 
 /// A LOCKTAG_ADVISORY's four fields.
@@ -66,7 +86,7 @@ impl Tag {
             b"" => EMPTY_DOMAIN,
             domain => xxh3_64(domain) as u16 & DOMAIN_MASK,
         };
-        Self::from_hash(database, xxh3_64(name.bytes()), CLASS_BASE | (Kind::Name as u16) << KIND_SHIFT | domain)
+        Self::from_hash(database, xxh3_64(name.bytes()), Kind::Name.class(domain))
     }
 
     /// The tag of `pg_advisory_lock(bigint)`.
@@ -79,10 +99,26 @@ impl Tag {
         Self { database, high: key1 as u32, low: key2 as u32, class: CLASS_PAIR }
     }
 
-    /// A session's private tag. Where the lock on it is gone, so is every session hold of that session:
-    /// `DISCARD ALL` and `pg_advisory_unlock_all()` release them without telling us.
-    pub fn sentinel(pid: i32, database: u32) -> Self {
-        Self { database, high: pid as u32, low: 0, class: CLASS_BASE | (Kind::Sentinel as u16) << KIND_SHIFT }
+    /// A session's private tag. Where the lock on it is gone, so is all that stood on it, session holds and bound leases:
+    /// `DISCARD ALL` and `pg_advisory_unlock_all()` release them without telling us. `session` is another number each time.
+    pub fn sentinel(pid: i32, session: u32, database: u32) -> Self {
+        Self { database, high: pid as u32, low: session, class: Kind::Sentinel.class(0) }
+    }
+
+    /// A permit of a lease. Whoever grants it takes this exclusively, whoever guards writes by it takes it in share mode,
+    /// both to the end of their transaction. Nobody waits for it in exclusive mode, which would shut out guards.
+    pub fn grant(key: u64, slot: u16, database: u32) -> Self {
+        Self::from_hash(database, key, Kind::Grant.class(slot & DOMAIN_MASK))
+    }
+
+    /// The queue for a lease: whoever holds it is next.
+    pub fn queue(key: u64, database: u32) -> Self {
+        Self::from_hash(database, key, Kind::Queue.class(0))
+    }
+
+    /// Held while the sequence of fencing tokens is raised.
+    pub fn token_floor(database: u32) -> Self {
+        Self { database, high: 0, low: 0, class: Kind::TokenFloor.class(0) }
     }
 
     /// Whose lock this is.
@@ -90,9 +126,19 @@ impl Tag {
         match self.class {
             CLASS_BIGINT | CLASS_PAIR => Space::Native,
             class if class & CLASS_MASK != CLASS_BASE => Space::Foreign,
-            class if (class & !CLASS_MASK) >> KIND_SHIFT == Kind::Name as u16 => Space::Named,
+            _ if self.is(Kind::Name) => Space::Named,
             _ => Space::Internal,
         }
+    }
+
+    /// Whether it is one of our tags, of that kind.
+    pub fn is(self, kind: Kind) -> bool {
+        self.class & !DOMAIN_MASK == kind.class(0)
+    }
+
+    /// The lease that a tag of kind [`Kind::Grant`] or [`Kind::Queue`] is about.
+    pub fn lease_key(self) -> u64 {
+        self.hash64()
     }
 
     /// A native lock as its SQL call shows it: `42` or `1, 2`.
@@ -100,8 +146,12 @@ impl Tag {
         if self.class == CLASS_PAIR {
             format!("{}, {}", self.high as i32, self.low as i32)
         } else {
-            ((u64::from(self.high) << 32 | u64::from(self.low)) as i64).to_string()
+            (self.hash64() as i64).to_string()
         }
+    }
+
+    fn hash64(self) -> u64 {
+        u64::from(self.high) << 32 | u64::from(self.low)
     }
 
     fn from_hash(database: u32, hash: u64, class: u16) -> Self {
@@ -112,7 +162,7 @@ impl Tag {
 impl Hash for Tag {
     fn hash<H: Hasher>(&self, state: &mut H) {
         // Most of a named lock's tag is a hash already, and native keys are told apart by these two.
-        state.write_u64(u64::from(self.high) << 32 | u64::from(self.low));
+        state.write_u64(self.hash64());
     }
 }
 
@@ -182,7 +232,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_name_meets_a_native_or_an_internal_lock(
-            bytes in prop::collection::vec(any::<u8>(), 1..64), key: i64, key1: i32, key2: i32, pid in 1..i32::MAX
+            bytes in prop::collection::vec(any::<u8>(), 1..64), key: i64, key1: i32, key2: i32, pid in 1..i32::MAX,
+            session: u32, slot in 0..MAX_PERMITS,
         ) {
             let named = Tag::of_name(Name::new(&bytes).unwrap(), 5);
             prop_assert_eq!(named.space(), Space::Named);
@@ -193,7 +244,16 @@ mod tests {
             let pair = Tag::of_pair(key1, key2, 5);
             prop_assert_eq!(pair.space(), Space::Native);
             prop_assert_eq!(pair.native_key(), format!("{key1}, {key2}"));
-            prop_assert_eq!(Tag::sentinel(pid, 5).space(), Space::Internal);
+            for (internal, kind) in [
+                (Tag::sentinel(pid, session, 5), Kind::Sentinel),
+                (Tag::grant(key as u64, slot, 5), Kind::Grant),
+                (Tag::queue(key as u64, 5), Kind::Queue),
+                (Tag::token_floor(5), Kind::TokenFloor),
+            ] {
+                prop_assert_eq!(internal.space(), Space::Internal);
+                prop_assert!(internal.is(kind) && !named.is(kind) && !bigint.is(kind));
+            }
+            prop_assert_eq!(Tag::grant(key as u64, slot, 5).lease_key(), key as u64);
         }
 
         #[test]

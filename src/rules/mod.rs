@@ -1,9 +1,11 @@
-//! The rules: what names, keys, modes, waits and holds mean. Plain Rust, no server, tested without one.
+//! The rules: what names, keys, modes, waits, holds, leases and tokens mean. Plain Rust, no server, tested without one.
 
 pub mod error;
 pub mod graph;
 pub mod holds;
 pub mod interval;
 pub mod key;
+pub mod lease;
 pub mod mode;
 pub mod name;
+pub mod token;

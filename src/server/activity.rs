@@ -4,6 +4,7 @@ use super::arguments::ServerText;
 use super::ffi;
 use pgrx::pg_sys;
 use std::collections::HashMap;
+use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// One session.
@@ -53,7 +54,22 @@ pub fn may_see_all() -> bool {
     may_act_as(pg_sys::Oid::from(pg_sys::ROLE_PG_READ_ALL_STATS))
 }
 
-fn may_act_as(role: pg_sys::Oid) -> bool {
+/// What the session calls itself, in the database's encoding: its application_name, or else its role.
+pub fn application_or_role() -> Vec<u8> {
+    // SAFETY: a plain global, null or a C string; and the name of the role that runs this, in memory of this call.
+    unsafe {
+        let name = pg_sys::application_name.cast_const();
+        let name = if name.is_null() || *name == 0 {
+            pg_sys::GetUserNameFromId(pg_sys::GetUserId(), false).cast_const()
+        } else {
+            name
+        };
+        CStr::from_ptr(name).to_bytes().to_vec()
+    }
+}
+
+/// Whether the caller is that role, or a member of it.
+pub fn may_act_as(role: pg_sys::Oid) -> bool {
     // SAFETY: asks the catalogue, in a transaction as every SQL function is.
     role != pg_sys::InvalidOid && unsafe { pg_sys::has_privs_of_role(pg_sys::GetUserId(), role) }
 }

@@ -26,14 +26,19 @@ impl Arguments {
 
     /// A `text`, as UTF-8 (see [`encoding::to_utf8`]); None for NULL.
     pub fn text<'a>(self, number: usize) -> Option<&'a [u8]> {
+        self.server_text(number).map(encoding::to_utf8)
+    }
+
+    /// A `text` in the database's encoding; None for NULL.
+    pub fn server_text<'a>(self, number: usize) -> Option<&'a [u8]> {
         // SAFETY: a text, which lives as long as the call.
-        self.datum(number).map(|datum| unsafe {
-            let text = ffi::pg_detoast_datum_packed(datum.cast_mut_ptr());
-            encoding::to_utf8(std::slice::from_raw_parts(
-                pgrx::varlena::vardata_any(text).cast::<u8>(),
-                pgrx::varlena::varsize_any_exhdr(text),
-            ))
-        })
+        self.datum(number).map(|datum| unsafe { text_bytes(ffi::pg_detoast_datum_packed(datum.cast_mut_ptr())) })
+    }
+
+    /// A `jsonb`; None for NULL.
+    pub fn jsonb(self, number: usize) -> Option<Varlena> {
+        // SAFETY: a jsonb, which lives as long as the call.
+        self.datum(number).map(|datum| unsafe { ffi::pg_detoast_datum(datum.cast_mut_ptr()) })
     }
 
     /// An `interval`; None for NULL.
@@ -78,6 +83,20 @@ impl Arguments {
     }
 }
 
+/// A value of the server's of any length, in memory of the current call.
+pub type Varlena = *mut pg_sys::varlena;
+
+/// The bytes of a text that is neither compressed nor stored elsewhere.
+///
+/// # Safety
+/// `text` points to one, which lives long enough.
+pub unsafe fn text_bytes<'a>(text: Varlena) -> &'a [u8] {
+    // SAFETY: the caller's.
+    unsafe {
+        std::slice::from_raw_parts(pgrx::varlena::vardata_any(text).cast(), pgrx::varlena::varsize_any_exhdr(text))
+    }
+}
+
 /// The labels' OIDs met so far: a label's OID never comes to mean another mode.
 static LABELS: ProcessLocal<Cell<[pg_sys::Oid; Mode::ALL.len()]>> =
     ProcessLocal::cell([pg_sys::Oid::INVALID; Mode::ALL.len()]);
@@ -107,6 +126,11 @@ impl ServerText {
     /// From a text of ours.
     pub fn from_utf8(text: &str) -> Self {
         Self(encoding::from_utf8(text))
+    }
+
+    /// From bytes in the database's encoding.
+    pub fn from_bytes(text: Vec<u8>) -> Self {
+        Self(text)
     }
 
     /// From a name of a lock or a part of one.
@@ -153,6 +177,36 @@ unsafe impl BoxRet for ServerText {
     }
 }
 
+/// A `jsonb` result, as the server keeps it: not parsed, so that no digit of its numbers is lost.
+#[derive(Clone, Debug)]
+pub struct Jsonb(pub Vec<u8>);
+
+// SAFETY: maps to a type that SQL has.
+pgrx::pgrx_sql_entity_graph::impl_sql_translatable!(Jsonb, "jsonb");
+
+impl IntoDatum for Jsonb {
+    fn into_datum(self) -> Option<pg_sys::Datum> {
+        // SAFETY: a copy in the current memory context, of the same length.
+        unsafe {
+            let copy = pg_sys::palloc(self.0.len()).cast::<u8>();
+            copy.copy_from_nonoverlapping(self.0.as_ptr(), self.0.len());
+            Some(pg_sys::Datum::from(copy))
+        }
+    }
+
+    fn type_oid() -> pg_sys::Oid {
+        pg_sys::JSONBOID
+    }
+}
+
+// SAFETY: returns the datum that into_datum makes.
+unsafe impl BoxRet for Jsonb {
+    unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> Datum<'fcx> {
+        // SAFETY: a jsonb's datum.
+        unsafe { fcinfo.return_raw_datum(self.into_datum().unwrap_or(pg_sys::Datum::null())) }
+    }
+}
+
 /// An `oid` result that may be 0: the bindings' own type makes NULL of that.
 #[derive(Clone, Copy, Debug)]
 pub struct OidOrZero(pub u32);
@@ -193,8 +247,13 @@ pub fn interval(micros: i64) -> pgrx::datum::Interval {
 pub struct Row(pg_sys::Datum);
 
 impl Row {
-    /// Makes the row that a call is declared to return. `values` are as many as it has columns; none is NULL.
-    pub fn new<const COLUMNS: usize>(fcinfo: pg_sys::FunctionCallInfo, mut values: [pg_sys::Datum; COLUMNS]) -> Self {
+    /// Makes the row that a call is declared to return. `values` are as many as it has columns; None is NULL.
+    pub fn new<const COLUMNS: usize>(
+        fcinfo: pg_sys::FunctionCallInfo,
+        values: [Option<pg_sys::Datum>; COLUMNS],
+    ) -> Self {
+        let mut nulls = values.map(|value| value.is_none());
+        let mut values = values.map(|value| value.unwrap_or(pg_sys::Datum::null()));
         // SAFETY: the server's call information; the description that it gives is blessed and used at once.
         unsafe {
             let mut description = std::ptr::null_mut();
@@ -202,7 +261,7 @@ impl Row {
             assert_eq!(class, pg_sys::TypeFuncClass::TYPEFUNC_COMPOSITE, "declared to return a row");
             assert_eq!((*description).natts as usize, COLUMNS, "declared with as many columns");
             let description = pg_sys::BlessTupleDesc(description);
-            let tuple = pg_sys::heap_form_tuple(description, values.as_mut_ptr(), [false; COLUMNS].as_mut_ptr());
+            let tuple = pg_sys::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());
             Self(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))
         }
     }

@@ -1,5 +1,6 @@
 //! What the server tells us of: the ends of transactions, subtransactions and the session.
 
+use super::report::answer;
 use super::session;
 use pgrx::pg_sys;
 use std::ffi::{c_int, c_void};
@@ -20,7 +21,9 @@ pub fn register() {
 unsafe extern "C-unwind" fn on_transaction(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
     // Errors are still allowed here; at XACT_EVENT_PREPARE they are not.
     if event == pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE {
-        session::in_callback(session::Session::on_prepare);
+        let mut result = Ok(());
+        session::in_callback(|session| result = session.on_prepare());
+        answer(result);
     }
 }
 
@@ -45,12 +48,12 @@ unsafe extern "C-unwind" fn on_subtransaction(
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn on_resource_release(
     phase: pg_sys::ResourceReleasePhase::Type,
-    _is_commit: bool,
+    is_commit: bool,
     is_top_level: bool,
     _arg: *mut c_void,
 ) {
     if phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS {
-        session::in_callback(|session| session.on_locks_released(is_top_level));
+        session::in_callback(|session| session.on_locks_released(is_commit, is_top_level));
     }
 }
 

@@ -71,6 +71,7 @@ unsafe extern "C-unwind" {
     pub fn dsa_get_address(area: *mut pg_sys::dsa_area, pointer: pg_sys::dsa_pointer) -> *mut c_void;
 
     // utils/portal.h, access/xact.h
+    pub fn IsTransactionState() -> bool;
     pub fn GetCurrentSubTransactionId() -> pg_sys::SubTransactionId;
     pub fn ForgetPortalSnapshots();
     fn GetCurrentTimestamp() -> pg_sys::TimestampTz;
@@ -78,12 +79,183 @@ unsafe extern "C-unwind" {
     pub fn GetCurrentStatementStartTimestamp() -> pg_sys::TimestampTz;
     pub fn RecoveryInProgress() -> bool;
 
+    // utils/snapmgr.h
+    pub fn GetLatestSnapshot() -> pg_sys::Snapshot;
+    pub fn RegisterSnapshot(snapshot: pg_sys::Snapshot) -> pg_sys::Snapshot;
+    pub fn UnregisterSnapshot(snapshot: pg_sys::Snapshot);
+
+    // utils/lsyscache.h
+    pub fn get_func_namespace(function: pg_sys::Oid) -> pg_sys::Oid;
+    pub fn get_relname_relid(name: *const c_char, namespace: pg_sys::Oid) -> pg_sys::Oid;
+
+    // access/table.h, access/genam.h, access/heapam.h, access/htup_details.h, access/skey.h, executor/tuptable.h
+    pub fn table_open(relation: pg_sys::Oid, mode: pg_sys::LOCKMODE) -> pg_sys::Relation;
+    pub fn table_close(relation: pg_sys::Relation, mode: pg_sys::LOCKMODE);
+    pub fn relation_open(relation: pg_sys::Oid, mode: pg_sys::LOCKMODE) -> pg_sys::Relation;
+    pub fn relation_close(relation: pg_sys::Relation, mode: pg_sys::LOCKMODE);
+    pub fn index_open(relation: pg_sys::Oid, mode: pg_sys::LOCKMODE) -> pg_sys::Relation;
+    pub fn index_close(relation: pg_sys::Relation, mode: pg_sys::LOCKMODE);
+    #[cfg(not(feature = "pg18"))]
+    #[link_name = "index_beginscan"]
+    fn index_beginscan_of_version(
+        table: pg_sys::Relation,
+        index: pg_sys::Relation,
+        snapshot: pg_sys::Snapshot,
+        keys: c_int,
+        order_bys: c_int,
+    ) -> pg_sys::IndexScanDesc;
+    #[cfg(feature = "pg18")]
+    #[link_name = "index_beginscan"]
+    fn index_beginscan_of_version(
+        table: pg_sys::Relation,
+        index: pg_sys::Relation,
+        snapshot: pg_sys::Snapshot,
+        instrument: *mut pg_sys::IndexScanInstrumentation,
+        keys: c_int,
+        order_bys: c_int,
+    ) -> pg_sys::IndexScanDesc;
+    pub fn index_rescan(
+        scan: pg_sys::IndexScanDesc,
+        keys: pg_sys::ScanKey,
+        key_count: c_int,
+        order_bys: pg_sys::ScanKey,
+        order_by_count: c_int,
+    );
+    pub fn index_getnext_tid(
+        scan: pg_sys::IndexScanDesc,
+        direction: pg_sys::ScanDirection::Type,
+    ) -> pg_sys::ItemPointer;
+    pub fn index_fetch_heap(scan: pg_sys::IndexScanDesc, slot: *mut pg_sys::TupleTableSlot) -> bool;
+    pub fn index_endscan(scan: pg_sys::IndexScanDesc);
+    pub fn index_insert(
+        index: pg_sys::Relation,
+        values: *mut pg_sys::Datum,
+        is_null: *mut bool,
+        tid: pg_sys::ItemPointer,
+        table: pg_sys::Relation,
+        check_unique: pg_sys::IndexUniqueCheck::Type,
+        index_unchanged: bool,
+        info: *mut pg_sys::IndexInfo,
+    ) -> bool;
+    pub fn BuildIndexInfo(index: pg_sys::Relation) -> *mut pg_sys::IndexInfo;
+    pub fn ScanKeyInit(
+        key: pg_sys::ScanKey,
+        attribute: pg_sys::AttrNumber,
+        strategy: pg_sys::StrategyNumber,
+        procedure: pg_sys::RegProcedure,
+        argument: pg_sys::Datum,
+    );
+    pub fn MakeSingleTupleTableSlot(
+        description: pg_sys::TupleDesc,
+        operations: *const pg_sys::TupleTableSlotOps,
+    ) -> *mut pg_sys::TupleTableSlot;
+    pub fn ExecDropSingleTupleTableSlot(slot: *mut pg_sys::TupleTableSlot);
+    pub fn ExecFetchSlotHeapTuple(
+        slot: *mut pg_sys::TupleTableSlot,
+        materialize: bool,
+        should_free: *mut bool,
+    ) -> pg_sys::HeapTuple;
+    pub fn heap_copytuple(tuple: pg_sys::HeapTuple) -> pg_sys::HeapTuple;
+    pub fn heap_freetuple(tuple: pg_sys::HeapTuple);
+    pub fn heap_form_tuple(
+        description: pg_sys::TupleDesc,
+        values: *mut pg_sys::Datum,
+        is_null: *mut bool,
+    ) -> pg_sys::HeapTuple;
+    pub fn heap_deform_tuple(
+        tuple: pg_sys::HeapTuple,
+        description: pg_sys::TupleDesc,
+        values: *mut pg_sys::Datum,
+        is_null: *mut bool,
+    );
+    pub fn heap_insert(
+        table: pg_sys::Relation,
+        tuple: pg_sys::HeapTuple,
+        command: pg_sys::CommandId,
+        options: c_int,
+        bulk: pg_sys::BulkInsertState,
+    );
+    #[cfg(any(feature = "pg14", feature = "pg15"))]
+    #[link_name = "heap_update"]
+    fn heap_update_of_version(
+        table: pg_sys::Relation,
+        tid: pg_sys::ItemPointer,
+        tuple: pg_sys::HeapTuple,
+        command: pg_sys::CommandId,
+        crosscheck: pg_sys::Snapshot,
+        wait: bool,
+        failure: *mut pg_sys::TM_FailureData,
+        lock_mode: *mut pg_sys::LockTupleMode::Type,
+    ) -> pg_sys::TM_Result::Type;
+    #[cfg(any(feature = "pg16", feature = "pg17", feature = "pg18"))]
+    #[link_name = "heap_update"]
+    fn heap_update_of_version(
+        table: pg_sys::Relation,
+        tid: pg_sys::ItemPointer,
+        tuple: pg_sys::HeapTuple,
+        command: pg_sys::CommandId,
+        crosscheck: pg_sys::Snapshot,
+        wait: bool,
+        failure: *mut pg_sys::TM_FailureData,
+        lock_mode: *mut pg_sys::LockTupleMode::Type,
+        update_indexes: *mut pg_sys::TU_UpdateIndexes::Type,
+    ) -> pg_sys::TM_Result::Type;
+    pub fn heap_delete(
+        table: pg_sys::Relation,
+        tid: pg_sys::ItemPointer,
+        command: pg_sys::CommandId,
+        crosscheck: pg_sys::Snapshot,
+        wait: bool,
+        failure: *mut pg_sys::TM_FailureData,
+        changing_partition: bool,
+    ) -> pg_sys::TM_Result::Type;
+    pub fn heap_lock_tuple(
+        table: pg_sys::Relation,
+        tuple: pg_sys::HeapTuple,
+        command: pg_sys::CommandId,
+        mode: pg_sys::LockTupleMode::Type,
+        wait_policy: pg_sys::LockWaitPolicy::Type,
+        follow_update: bool,
+        buffer: *mut pg_sys::Buffer,
+        failure: *mut pg_sys::TM_FailureData,
+    ) -> pg_sys::TM_Result::Type;
+    pub fn GetCurrentCommandId(used: bool) -> pg_sys::CommandId;
+    pub fn CommandCounterIncrement();
+
+    // commands/sequence.h, storage/bufmgr.h, access/xlog.h
+    pub fn nextval_internal(sequence: pg_sys::Oid, check_permissions: bool) -> i64;
+    pub fn ReadBuffer(relation: pg_sys::Relation, block: pg_sys::BlockNumber) -> pg_sys::Buffer;
+    pub fn LockBuffer(buffer: pg_sys::Buffer, mode: c_int);
+    pub fn BufferGetLSNAtomic(buffer: pg_sys::Buffer) -> pg_sys::XLogRecPtr;
+    pub fn ReleaseBuffer(buffer: pg_sys::Buffer);
+    pub fn UnlockReleaseBuffer(buffer: pg_sys::Buffer);
+    pub fn XLogFlush(record: pg_sys::XLogRecPtr);
+    #[cfg(not(feature = "pg14"))]
+    fn GetWALInsertionTimeLine() -> pg_sys::TimeLineID;
+
+    // fmgr.h, miscadmin.h
+    pub fn OidFunctionCall2Coll(
+        function: pg_sys::Oid,
+        collation: pg_sys::Oid,
+        argument1: pg_sys::Datum,
+        argument2: pg_sys::Datum,
+    ) -> pg_sys::Datum;
+    pub fn GetUserIdAndSecContext(user: *mut pg_sys::Oid, context: *mut c_int);
+    pub fn SetUserIdAndSecContext(user: pg_sys::Oid, context: c_int);
+
+    // storage/latch.h
+    pub fn SetLatch(latch: *mut pg_sys::Latch);
+    pub fn ResetLatch(latch: *mut pg_sys::Latch);
+    pub fn WaitLatch(latch: *mut pg_sys::Latch, events: c_int, timeout: std::ffi::c_long, wait_event: u32) -> c_int;
+
     // mb/pg_wchar.h
     pub fn GetDatabaseEncoding() -> c_int;
     pub fn pg_unicode_to_server(character: u32, buffer: *mut u8);
 
     // fmgr.h
+    pub fn pg_detoast_datum(datum: *mut pg_sys::varlena) -> *mut pg_sys::varlena;
     pub fn pg_detoast_datum_packed(datum: *mut pg_sys::varlena) -> *mut pg_sys::varlena;
+    pub fn pg_detoast_datum_copy(datum: *mut pg_sys::varlena) -> *mut pg_sys::varlena;
 
     // catalog/pg_db_role_setting.h
     pub fn ApplySetting(
@@ -202,4 +374,71 @@ pub unsafe fn dsa_create(tranche: c_int) -> *mut pg_sys::dsa_area {
     // SAFETY: the caller's; the sizes are those of the dsa_create macro in utils/dsa.h.
     #[cfg(any(feature = "pg17", feature = "pg18"))]
     return unsafe { dsa_create_ext(tranche, 1 << 20, 1 << 40) };
+}
+
+/// Begins a scan of a table by its index.
+///
+/// # Safety
+/// In a [`try_block`](super::try_block); open relations that belong together, and a registered snapshot or one of another
+/// kind.
+pub unsafe fn index_beginscan(
+    table: pg_sys::Relation,
+    index: pg_sys::Relation,
+    snapshot: pg_sys::Snapshot,
+    keys: c_int,
+) -> pg_sys::IndexScanDesc {
+    // SAFETY: the caller's.
+    #[cfg(not(feature = "pg18"))]
+    return unsafe { index_beginscan_of_version(table, index, snapshot, keys, 0) };
+    // SAFETY: the caller's; without instrumentation.
+    #[cfg(feature = "pg18")]
+    return unsafe { index_beginscan_of_version(table, index, snapshot, std::ptr::null_mut(), keys, 0) };
+}
+
+/// Puts a new version of a row in place of the one at `tid`, unless somebody else is at it.
+///
+/// # Safety
+/// In a [`try_block`](super::try_block); an open table, and a tuple of its description.
+pub unsafe fn heap_update(
+    table: pg_sys::Relation,
+    tid: pg_sys::ItemPointer,
+    tuple: pg_sys::HeapTuple,
+    command: pg_sys::CommandId,
+) -> pg_sys::TM_Result::Type {
+    let mut failure = pg_sys::TM_FailureData::default();
+    let mut lock_mode = 0;
+    let no_snapshot = std::ptr::null_mut();
+    // SAFETY: the caller's.
+    #[cfg(any(feature = "pg14", feature = "pg15"))]
+    return unsafe {
+        heap_update_of_version(table, tid, tuple, command, no_snapshot, false, &mut failure, &mut lock_mode)
+    };
+    #[cfg(any(feature = "pg16", feature = "pg17", feature = "pg18"))]
+    {
+        let mut update_indexes = 0;
+        // SAFETY: the caller's.
+        unsafe {
+            heap_update_of_version(
+                table,
+                tid,
+                tuple,
+                command,
+                no_snapshot,
+                false,
+                &mut failure,
+                &mut lock_mode,
+                &mut update_indexes,
+            )
+        }
+    }
+}
+
+/// The timeline on which this server writes. Not for a server in recovery.
+pub fn timeline() -> u32 {
+    // SAFETY: set before the first statement that can write.
+    #[cfg(feature = "pg14")]
+    return unsafe { pg_sys::ThisTimeLineID };
+    // SAFETY: reads shared memory, and raises no error.
+    #[cfg(not(feature = "pg14"))]
+    return unsafe { GetWALInsertionTimeLine() };
 }

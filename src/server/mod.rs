@@ -8,10 +8,15 @@
 pub mod activity;
 pub mod arguments;
 pub mod callbacks;
+pub mod clock;
 pub mod databases;
 pub mod encoding;
+pub mod fencing;
 pub mod ffi;
 pub mod hold_limit;
+pub mod latch;
+pub mod lease;
+pub mod lease_table;
 pub mod lock_manager;
 pub mod lock_table;
 pub mod process_local;

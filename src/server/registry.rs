@@ -9,8 +9,11 @@
 //! counter moved. The entry's LWLock only guards memory that comes and goes: slots come in chunks, and names too long for
 //! a slot in blocks beside them. All pieces are small enough for the area's pools: of larger ones it never gives a whole
 //! segment back to the operating system.
+//!
+//! Who waits for a lease is here too, for the views and for those who wake the next in its queue.
 
 use super::ffi;
+use super::latch;
 use super::report;
 use super::try_block::try_block;
 use crate::rules::holds::{Hold, IDLE_PLACES, Place, Scope};
@@ -23,10 +26,10 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
 /// With the version of the layout: change it with any of the structs below.
-const CONTROL_NAME: &CStr = c"named_locks/1";
+const CONTROL_NAME: &CStr = c"named_locks/2";
 /// Frozen: asking for another size under a name already taken is an error.
 const CONTROL_SIZE: usize = 128;
-const CONTROL_MAGIC: u32 = 0x6E6C_0001;
+const CONTROL_MAGIC: u32 = 0x6E6C_0002;
 const TRANCHE_NAME: &CStr = c"named_locks";
 
 /// How many slots a chunk has.
@@ -63,6 +66,8 @@ struct Directory {
     prepared_count: u32,
     /// Clean the list when it has become so long.
     prepared_limit: u32,
+    /// How many processes wait for leases, as the first in a queue or behind it.
+    lease_waiters: AtomicU32,
 }
 
 /// One process's part.
@@ -75,6 +80,28 @@ struct Entry {
     deadline: AtomicI64,
     /// The first chunk.
     first: AtomicU64,
+    /// Whether this process waits for a lease: [`NOT_WAITING`], [`QUEUED`] or [`HEAD`].
+    lease_state: AtomicU32,
+    /// That lease's key.
+    lease_key: AtomicU64,
+    /// The [`LeaseWait`] that tells more of it; made at the first such wait.
+    lease_wait: AtomicU64,
+}
+
+const NOT_WAITING: u32 = 0;
+/// In the lock manager's queue, which wakes it.
+const QUEUED: u32 = 1;
+/// The first in the queue, to be waked by [`Registry::wake`].
+const HEAD: u32 = 2;
+
+/// What a process says of the lease that it waits for. Under its entry's lock.
+#[repr(C)]
+struct LeaseWait {
+    database: u32,
+    name_length: u32,
+    since: i64,
+    deadline: i64,
+    name: [u8; MAX_NAME_BYTES],
 }
 
 /// A chunk of slots.
@@ -151,6 +178,25 @@ pub struct Published {
     pub deadline: Option<i64>,
 }
 
+/// What some process says of the lease that it waits for.
+#[derive(Clone, Debug)]
+pub struct WaitForLease {
+    /// The process.
+    pub pid: i32,
+    /// The lease's key.
+    pub key: u64,
+    /// The OID of the database that it is in.
+    pub database: u32,
+    /// The lease's name.
+    pub name: Vec<u8>,
+    /// Since when, in microseconds of the server's clock.
+    pub since: i64,
+    /// When the wait ends by itself.
+    pub deadline: Option<i64>,
+    /// Whether it is the first in the queue.
+    pub is_head: bool,
+}
+
 /// Who publishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Party {
@@ -199,6 +245,7 @@ impl Registry {
             // SAFETY: under the entry's lock.
             joined.with_entry_locked(|area| unsafe { entry.clear(area) });
             entry.deadline.store(NO_DEADLINE, Ordering::Relaxed);
+            joined.end_lease_wait();
             // SAFETY: a plain global.
             entry.pid.store(unsafe { pg_sys::MyProcPid }, Ordering::Relaxed);
             return Some(joined);
@@ -277,6 +324,104 @@ impl Registry {
         self.is_full.set(false);
     }
 
+    /// Tells that this process waits for a lease.
+    pub fn begin_lease_wait(&self, key: u64, database: u32, name: &[u8], since: i64, deadline: Option<i64>) {
+        // SAFETY: this process's entry, and the directory.
+        let (entry, directory) = unsafe { (&*self.entry, &*self.directory) };
+        let wait = match entry.lease_wait.load(Ordering::Relaxed) {
+            NO_POINTER => self.allocate::<LeaseWait>(),
+            pointer => self.address(pointer).map(|wait| (pointer, wait)),
+        };
+        if let Some((pointer, wait)) = wait {
+            self.with_entry_locked(|_| {
+                // SAFETY: this process's memory, under its lock; a name fits.
+                unsafe {
+                    (*wait).database = database;
+                    (*wait).name_length = name.len() as u32;
+                    (&mut (*wait).name)[..name.len()].copy_from_slice(name);
+                    (*wait).since = since;
+                    (*wait).deadline = deadline.unwrap_or(NO_DEADLINE);
+                }
+                entry.lease_wait.store(pointer, Ordering::Relaxed);
+                Some(())
+            });
+        }
+        entry.lease_key.store(key, Ordering::Relaxed);
+        entry.lease_state.store(QUEUED, Ordering::Release);
+        directory.lease_waiters.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Tells that this process is the first in the queue for the lease that it waits for.
+    pub fn lead_lease_wait(&self) {
+        // SAFETY: this process's entry.
+        unsafe { (*self.entry).lease_state.store(HEAD, Ordering::Release) };
+        // What is looked at after this cannot be missed: who changes it then sees that somebody waits.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Tells that this process does not wait for a lease any more.
+    pub fn end_lease_wait(&self) {
+        // SAFETY: this process's entry, and the directory.
+        let (entry, directory) = unsafe { (&*self.entry, &*self.directory) };
+        if entry.lease_state.swap(NOT_WAITING, Ordering::Relaxed) != NOT_WAITING {
+            directory.lease_waiters.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn has_lease_waiters(&self) -> bool {
+        fence(Ordering::SeqCst);
+        // SAFETY: the directory is there as long as the server.
+        unsafe { &(*self.directory).lease_waiters }.load(Ordering::Relaxed) > 0
+    }
+
+    /// Wakes the first in the queue for a lease. For after something that it may wait for has come true.
+    pub fn wake(&self, key: u64) {
+        if !self.has_lease_waiters() {
+            return;
+        }
+        for number in 0..ffi::max_processes() {
+            // SAFETY: the directory is followed by so many entries.
+            let entry = unsafe { &*entries(self.directory).add(number) };
+            if entry.lease_state.load(Ordering::Acquire) == HEAD && entry.lease_key.load(Ordering::Relaxed) == key {
+                latch::set(number);
+            }
+        }
+    }
+
+    /// Who waits for leases.
+    pub fn read_lease_waits(&self) -> Vec<WaitForLease> {
+        let mut waits = Vec::new();
+        if !self.has_lease_waiters() {
+            return waits;
+        }
+        for number in 0..ffi::max_processes() {
+            // SAFETY: the directory is followed by so many entries.
+            let entry = unsafe { &*entries(self.directory).add(number) };
+            if entry.lease_state.load(Ordering::Acquire) == NOT_WAITING {
+                continue;
+            }
+            with_lock(&raw const entry.lock, pg_sys::LWLockMode::LW_SHARED, || {
+                let state = entry.lease_state.load(Ordering::Acquire);
+                let pointer = entry.lease_wait.load(Ordering::Relaxed);
+                if state != NOT_WAITING && pointer != NO_POINTER {
+                    // SAFETY: memory of the entry, under its lock.
+                    let wait = unsafe { &*self.address::<LeaseWait>(pointer)? };
+                    waits.push(WaitForLease {
+                        pid: entry.pid.load(Ordering::Relaxed),
+                        key: entry.lease_key.load(Ordering::Relaxed),
+                        database: wait.database,
+                        name: wait.name[..wait.name_length as usize].to_vec(),
+                        since: wait.since,
+                        deadline: (wait.deadline != NO_DEADLINE).then_some(wait.deadline),
+                        is_head: state == HEAD,
+                    });
+                }
+                Some(())
+            });
+        }
+        waits
+    }
+
     /// Gives back the memory that held the slots of many locks. For when nothing is held.
     pub fn trim(&mut self) {
         self.is_full.set(false);
@@ -293,6 +438,7 @@ impl Registry {
 
     /// Leaves the registry, at the end of the session.
     pub fn leave(self) {
+        self.end_lease_wait();
         let entry = self.entry;
         self.with_entry_locked(|area| {
             // SAFETY: this process's entry, under its lock.
@@ -532,8 +678,14 @@ impl Entry {
     /// Under its exclusive lock.
     unsafe fn clear(&self, area: *mut pg_sys::dsa_area) -> Option<()> {
         self.pid.store(0, Ordering::Relaxed);
-        // SAFETY: the caller's.
-        unsafe { free_chunks(area, &self.first) }
+        // SAFETY: the caller's; only this entry leads there.
+        unsafe {
+            match self.lease_wait.swap(NO_POINTER, Ordering::Relaxed) {
+                NO_POINTER => {}
+                pointer => free(area, pointer)?,
+            }
+            free_chunks(area, &self.first)
+        }
     }
 }
 

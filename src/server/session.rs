@@ -9,7 +9,7 @@ use super::hold_limit;
 use super::lock_manager::{self, Outcome};
 use super::lock_table;
 use super::process_local::ProcessLocal;
-use super::registry::Registry;
+use super::registry::{Registry, WaitForLease};
 use super::report::{self, Problem};
 use super::settings::{self, SessionLocks};
 use super::who;
@@ -17,10 +17,12 @@ use crate::rules::error::{Error, Waited};
 use crate::rules::holds::{Ledger, Limit, Owner, Place, Scope, StatementId};
 use crate::rules::interval::Wait;
 use crate::rules::key::{Space, Tag};
+use crate::rules::lease::Bound;
 use crate::rules::mode::Mode;
 use crate::rules::name::{Name, display};
 use pgrx::pg_sys;
 use std::cell::{OnceCell, RefCell};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A lock that a call is about.
 #[derive(Clone, Copy, Debug)]
@@ -87,8 +89,26 @@ pub(super) struct Session {
     is_started: bool,
     /// The sentinel was taken, and not given back by us.
     has_sentinel: bool,
+    /// How many sentinels have gone behind our back: each is another one.
+    lost_sentinels: u64,
+    leases: Leases,
+    /// The process ends; it may have a transaction to abort before.
+    is_ending: bool,
     /// Where aborting subtransactions had holds.
     struck: Vec<Place>,
+}
+
+/// What this session has to do with leases, by their keys.
+#[derive(Debug)]
+struct Leases {
+    /// Acquired to end with the session. While there are any, the sentinel stays.
+    bound: Vec<u64>,
+    /// Their waiters may go on when this transaction ends, or a part of it is rolled back.
+    touched: Vec<u64>,
+    /// Their waiters may go on if this is rolled back.
+    prolonged: Vec<u64>,
+    /// The subtransactions that have changed rows of leases.
+    changed_in: Vec<u32>,
 }
 
 static SESSION: ProcessLocal<RefCell<Session>> = ProcessLocal::ref_cell(Session::new());
@@ -296,6 +316,109 @@ pub fn published(only: Option<Tag>) -> Vec<super::registry::Published> {
     })
 }
 
+/// Who waits for leases, for the views.
+pub fn waits_for_leases() -> Vec<WaitForLease> {
+    with_session(|session| {
+        session.start();
+        session.registry.as_ref().map(Registry::read_lease_waits).unwrap_or_default()
+    })
+}
+
+/// What this transaction does to a lease, so far as those who wait for it are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touch {
+    /// Grants or ends it, or keeps the next grant waiting: they may go on when the transaction ends.
+    Grant,
+    /// Prolongs it: they may go on if that is rolled back.
+    Prolong,
+}
+
+/// Notes that this transaction has to do with a lease.
+pub fn touch_lease(key: u64, touch: Touch) {
+    with_session(|session| {
+        session.start();
+        let keys = match touch {
+            Touch::Grant => &mut session.leases.touched,
+            Touch::Prolong => &mut session.leases.prolonged,
+        };
+        if keys.last() != Some(&key) {
+            keys.push(key);
+        }
+    });
+}
+
+/// Notes that this (sub)transaction changes a row of a lease: it cannot be prepared.
+pub fn change_lease(key: u64, touch: Touch) {
+    touch_lease(key, touch);
+    // SAFETY: a question about this process's state.
+    let subtransaction = unsafe { ffi::GetCurrentSubTransactionId() };
+    with_session(|session| {
+        if session.leases.changed_in.last() != Some(&subtransaction) {
+            session.leases.changed_in.push(subtransaction);
+        }
+    });
+}
+
+/// What a lease is bound to that is to end with this session.
+///
+/// # Errors
+/// The server's.
+pub fn bind_lease(key: u64) -> Result<Bound, Problem> {
+    with_session(|session| {
+        session.start();
+        session.check_sentinel();
+        session.take_sentinel()?;
+        if !session.leases.bound.contains(&key) {
+            session.leases.bound.push(key);
+        }
+        // SAFETY: a plain global.
+        Ok(Bound { pid: unsafe { pg_sys::MyProcPid }, session: session.sentinel_number() })
+    })
+}
+
+/// Whether the session that a lease is bound to is still there.
+///
+/// # Errors
+/// The server's.
+pub fn is_bound_session_there(bound: Bound) -> Result<bool, Problem> {
+    let sentinel = Tag::sentinel(bound.pid, bound.session, ffi::my_database());
+    // SAFETY: a plain global; and a question about this process's state, which raises no error.
+    let (is_mine, in_recovery) = unsafe { (bound.pid == pg_sys::MyProcPid, ffi::RecoveryInProgress()) };
+    if in_recovery {
+        return Ok(true); // it is a session of the primary, of which nothing is known here
+    }
+    if is_mine {
+        return Ok(lock_manager::held(sentinel, Mode::Exclusive));
+    }
+    match lock_manager::try_acquire(sentinel, Mode::Share, Scope::Transaction)? {
+        Outcome::NotAvailable => Ok(true),
+        Outcome::Granted => {
+            lock_manager::release(sentinel, Mode::Share, Scope::Transaction);
+            Ok(false)
+        }
+    }
+}
+
+/// Tells others that this session waits for a lease, until [`end_lease_wait`].
+pub fn begin_lease_wait(key: u64, name: &[u8], deadline: Option<i64>) {
+    with_session(|session| {
+        session.start();
+        if let Some(registry) = &session.registry {
+            registry.begin_lease_wait(key, ffi::my_database(), name, ffi::now(), deadline);
+        }
+    });
+}
+
+/// Tells others that it is the first in the queue.
+pub fn lead_lease_wait() {
+    with_session(|session| session.registry.as_ref().map(Registry::lead_lease_wait));
+}
+
+/// Tells others that the wait is over.
+pub fn end_lease_wait() {
+    with_session(|session| session.registry.as_ref().map(Registry::end_lease_wait));
+}
+
 /// Asks the lock manager for a lock that the ledger has already entered.
 fn take(lock: &Lock<'_>, request: Request, place: Place) -> Result<Outcome, Problem> {
     let Request { mode, scope, wait, .. } = request;
@@ -318,7 +441,16 @@ fn take(lock: &Lock<'_>, request: Request, place: Place) -> Result<Outcome, Prob
 
 impl Session {
     const fn new() -> Self {
-        Self { ledger: Ledger::new(), registry: None, is_started: false, has_sentinel: false, struck: Vec::new() }
+        Self {
+            ledger: Ledger::new(),
+            registry: None,
+            is_started: false,
+            has_sentinel: false,
+            lost_sentinels: 0,
+            leases: Leases { bound: Vec::new(), touched: Vec::new(), prolonged: Vec::new(), changed_in: Vec::new() },
+            is_ending: false,
+            struck: Vec::new(),
+        }
     }
 
     /// What has to be done once in a session.
@@ -368,15 +500,34 @@ impl Session {
         statement: Option<StatementId>,
     ) -> Result<(), Problem> {
         self.ledger.add(place, mode, owner, limit, statement);
-        if !self.has_sentinel && self.ledger.hold(place).is_held_both_ways() {
-            if let Err(error) = lock_manager::try_acquire(my_sentinel(), Mode::Exclusive, Scope::Session) {
-                self.ledger.remove(place, mode, owner);
-                return Err(error.into());
-            }
-            self.has_sentinel = true;
+        if self.ledger.hold(place).is_held_both_ways()
+            && let Err(error) = self.take_sentinel()
+        {
+            self.ledger.remove(place, mode, owner);
+            return Err(error);
         }
         self.publish(place, false, None);
         Ok(())
+    }
+
+    fn take_sentinel(&mut self) -> Result<(), Problem> {
+        if !self.has_sentinel {
+            lock_manager::try_acquire(self.sentinel(), Mode::Exclusive, Scope::Session)?;
+            self.has_sentinel = true;
+        }
+        Ok(())
+    }
+
+    fn sentinel(&self) -> Tag {
+        // SAFETY: a plain global.
+        Tag::sentinel(unsafe { pg_sys::MyProcPid }, self.sentinel_number(), ffi::my_database())
+    }
+
+    /// Tells this session's sentinel from those it has lost, and from those of other sessions of the same process number.
+    fn sentinel_number(&self) -> u32 {
+        // SAFETY: a plain global.
+        let started = unsafe { pg_sys::MyStartTimestamp };
+        xxh3_64_with_seed(&started.to_ne_bytes(), self.lost_sentinels) as u32
     }
 
     /// Fails where one more lock would pass the session's limit; what the statement has taken is released then.
@@ -453,7 +604,7 @@ impl Session {
     /// Without the sentinel there are no session holds. To be asked before a call enters new ones.
     #[inline]
     fn check_sentinel(&mut self) {
-        if self.has_sentinel && !lock_manager::held(my_sentinel(), Mode::Exclusive) {
+        if self.has_sentinel && !lock_manager::held(self.sentinel(), Mode::Exclusive) {
             self.forget_session_holds();
         }
     }
@@ -461,6 +612,8 @@ impl Session {
     #[cold]
     fn forget_session_holds(&mut self) {
         self.has_sentinel = false;
+        self.lost_sentinels += 1;
+        self.end_bound_leases();
         for place in self.ledger.places() {
             for mode in Mode::ALL {
                 self.ledger.forget(place, mode, Scope::Session);
@@ -531,11 +684,11 @@ impl Session {
         if self.ledger.has_limits() || hold_limit::is_set() {
             hold_limit::set(self.ledger.earliest_limit().map(|(_, limit)| limit));
         }
-        if self.has_sentinel && !self.ledger.places().iter().any(|&place| self.ledger.hold(place).is_held_both_ways()) {
-            self.has_sentinel = false;
-            if lock_manager::held(my_sentinel(), Mode::Exclusive) {
-                lock_manager::release(my_sentinel(), Mode::Exclusive, Scope::Session);
-            }
+        if self.has_sentinel
+            && self.leases.bound.is_empty()
+            && !self.ledger.places().iter().any(|&place| self.ledger.hold(place).is_held_both_ways())
+        {
+            self.release_sentinel();
         }
         if self.ledger.trim()
             && let Some(registry) = &mut self.registry
@@ -544,21 +697,61 @@ impl Session {
         }
     }
 
+    fn release_sentinel(&mut self) {
+        self.has_sentinel = false;
+        if lock_manager::held(self.sentinel(), Mode::Exclusive) {
+            lock_manager::release(self.sentinel(), Mode::Exclusive, Scope::Session);
+        }
+    }
+
+    /// The sentinel is gone, and with it the leases bound to this session: others need not wait for them.
+    fn end_bound_leases(&mut self) {
+        for key in std::mem::take(&mut self.leases.bound) {
+            self.wake(key);
+        }
+    }
+
+    fn wake_touched(&self, is_commit: bool) {
+        let prolonged = if is_commit { &[][..] } else { &self.leases.prolonged };
+        for &key in self.leases.touched.iter().chain(prolonged) {
+            self.wake(key);
+        }
+    }
+
+    fn wake(&self, key: u64) {
+        if let Some(registry) = &self.registry {
+            registry.wake(key);
+        }
+    }
+
     /// A subtransaction has committed.
     pub(super) fn on_subcommit(&mut self, subtransaction: u32, parent: u32) {
         self.ledger.commit_subtransaction(subtransaction, parent);
+        for changed_in in &mut self.leases.changed_in {
+            if *changed_in == subtransaction {
+                *changed_in = parent;
+            }
+        }
     }
 
     /// A subtransaction is aborting: the lock manager still has its locks, so they are published until it has not.
     pub(super) fn on_subabort(&mut self, subtransaction: u32) {
         self.struck.extend(self.ledger.abort_subtransaction(subtransaction));
+        self.leases.changed_in.retain(|&changed_in| changed_in != subtransaction);
     }
 
     /// Some resource owner has given up its locks; at the end of the transaction, all of them.
-    pub(super) fn on_locks_released(&mut self, is_top_level: bool) {
+    pub(super) fn on_locks_released(&mut self, is_commit: bool, is_top_level: bool) {
         let mut places = std::mem::take(&mut self.struck);
+        self.wake_touched(is_commit);
         if is_top_level {
+            self.leases.touched.clear();
+            self.leases.prolonged.clear();
+            self.leases.changed_in.clear();
             places.extend(self.ledger.end_transaction());
+            if self.is_ending {
+                return self.leave();
+            }
         }
         for place in places {
             if !self.ledger.hold(place).is_closed() {
@@ -577,7 +770,10 @@ impl Session {
     }
 
     /// The transaction is about to be prepared: its locks will go to nobody's session.
-    pub(super) fn on_prepare(&mut self) {
+    pub(super) fn on_prepare(&mut self) -> Result<(), Problem> {
+        if !self.leases.changed_in.is_empty() {
+            return Err(Error::PreparedLease.into());
+        }
         if let Some(registry) = &self.registry {
             let places = self.ledger.places();
             let held = OnceCell::new();
@@ -585,6 +781,7 @@ impl Session {
                 held.get_or_init(lock_table::held_by_transactions).contains(&(transaction, tag))
             });
         }
+        Ok(())
     }
 
     /// Which lock was held for too long, if the session ends for that.
@@ -602,6 +799,17 @@ impl Session {
         }
         hold_limit::set(None);
         self.ledger = Ledger::default();
+        // The server would release it only after this, when nobody can be waked any more.
+        self.release_sentinel();
+        self.end_bound_leases();
+        self.is_ending = true;
+        // SAFETY: a question about this process's state.
+        if !unsafe { ffi::IsTransactionState() } {
+            self.leave();
+        }
+    }
+
+    fn leave(&mut self) {
         if let Some(registry) = self.registry.take() {
             registry.leave();
         }
@@ -614,22 +822,36 @@ fn check_may_lock(lock: &Lock<'_>, scope: Scope) -> Result<(), Problem> {
     if unsafe { ffi::RecoveryInProgress() } && !settings::allow_on_standby() {
         return Err(Error::InRecovery { lock: lock.describe() }.into());
     }
+    match scope {
+        Scope::Session => check_session_locks(|| lock.describe()),
+        Scope::Transaction => Ok(()),
+    }
+}
+
+/// Fails or warns where session locks are not welcome.
+///
+/// # Errors
+/// [`Error::SessionLocksOff`].
+pub fn check_session_locks(describe: impl FnOnce() -> String) -> Result<(), Problem> {
     match settings::session_locks() {
-        _ if scope == Scope::Transaction => Ok(()),
         SessionLocks::On => Ok(()),
-        SessionLocks::Off => Err(Error::SessionLocksOff { lock: lock.describe() }.into()),
+        SessionLocks::Off => Err(Error::SessionLocksOff { lock: describe() }.into()),
         SessionLocks::Warn => {
             report::warn(
                 "01000",
-                &format!("{} is a session lock, and named_locks.session_locks is \"warn\" here", lock.describe()),
-                Some("Behind a transaction pooler, use named_xact_lock()."),
+                &format!("{} is a session lock, and named_locks.session_locks is \"warn\" here", describe()),
+                Some("Behind a transaction pooler, use named_xact_lock(), or a lease that is not bound."),
             );
             Ok(())
         }
     }
 }
 
-fn check_not_parallel() -> Result<(), Problem> {
+/// Fails in a parallel worker.
+///
+/// # Errors
+/// [`Error::ParallelWorker`].
+pub fn check_not_parallel() -> Result<(), Problem> {
     // SAFETY: a plain global.
     if unsafe { pg_sys::ParallelWorkerNumber } >= 0 { Err(Error::ParallelWorker.into()) } else { Ok(()) }
 }
@@ -670,11 +892,6 @@ fn not_held(lock: &Lock<'_>, mode: Option<Mode>) -> Error {
 
 fn limit_from_now(micros: Option<i64>) -> Option<Limit> {
     micros.map(|micros| Limit { micros, expires_at: ffi::now() + micros })
-}
-
-fn my_sentinel() -> Tag {
-    // SAFETY: a plain global.
-    Tag::sentinel(unsafe { pg_sys::MyProcPid }, ffi::my_database())
 }
 
 /// The (sub)transaction that a transaction lock taken now belongs to: the current one, but for a cursor's query, whose

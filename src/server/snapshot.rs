@@ -2,22 +2,22 @@
 
 use super::ffi;
 use super::report::Problem;
-use super::session::Lock;
 use super::try_block::try_block;
 use crate::rules::error::Error;
 use pgrx::pg_sys;
 
-/// Runs `wait` with no snapshot held by this session, in a procedure CALLed outside of a transaction block.
+/// Runs `wait` with no snapshot held by this session, in a procedure CALLed outside of a transaction block. `lock` is what
+/// errors call what is waited for.
 ///
 /// # Errors
 /// [`Error::NotSnapshotFree`] where that cannot be; whatever `wait` fails with.
 pub fn without_snapshot<R>(
     fcinfo: pg_sys::FunctionCallInfo,
-    lock: &Lock<'_>,
-    wait: impl FnOnce(&Lock<'_>) -> Result<R, Problem>,
+    lock: impl FnOnce() -> String,
+    wait: impl FnOnce() -> Result<R, Problem>,
 ) -> Result<R, Problem> {
-    give_up_snapshots(fcinfo).map_err(|why| Error::NotSnapshotFree { lock: lock.describe(), why })?;
-    let result = wait(lock);
+    give_up_snapshots(fcinfo).map_err(|why| Error::NotSnapshotFree { lock: lock(), why })?;
+    let result = wait();
     if !matches!(result, Err(Problem::Server(_))) {
         // What follows in the statement, and an error's DETAIL, need one again.
         // SAFETY: a portal is active: the one that runs the CALL.
@@ -59,4 +59,10 @@ fn give_up_snapshots(fcinfo: pg_sys::FunctionCallInfo) -> Result<(), &'static st
         }
     }
     Ok(())
+}
+
+/// Lets go of the snapshot that looking at the catalogue has left, if no other is held: none is held while waiting then.
+pub fn give_up_catalog_snapshot() {
+    // SAFETY: one server call, which raises no error.
+    unsafe { pg_sys::InvalidateCatalogSnapshotConditionally() }
 }

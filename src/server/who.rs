@@ -2,14 +2,18 @@
 
 use super::activity::{self, Activity};
 use super::arguments::ServerText;
+use super::clock;
 use super::ffi;
+use super::lease_table::{self, Tables};
 use super::lock_table::{self, LockTable, Row};
 use super::registry::{Party, Published};
-use super::session::{describe, published};
+use super::report::Problem;
+use super::session::{self, describe, published};
 use crate::rules::error::{self, Error};
 use crate::rules::graph::{self, Edge};
 use crate::rules::holds::Scope;
-use crate::rules::key::{Space, Tag};
+use crate::rules::key::{Kind, Space, Tag};
+use crate::rules::lease::{Bound, Grant};
 use crate::rules::mode::Mode;
 use crate::rules::name::{display, domain_of};
 use pgrx::pg_sys;
@@ -20,7 +24,7 @@ use std::net::IpAddr;
 /// One holder of a lock: one session or prepared transaction, in one scope and one mode.
 #[derive(Clone, Debug)]
 pub struct HolderRow {
-    /// `session`, `transaction` or `advisory`; None where shared memory for it could not be had.
+    /// `session`, `transaction`, `lease` or `advisory`; None where shared memory for it could not be had.
     pub kind: Option<&'static str>,
     /// The lock.
     pub tag: Tag,
@@ -42,12 +46,29 @@ pub struct HolderRow {
     pub limit: Option<(i64, i64)>,
     /// How many sessions wait for the lock.
     pub waiters: i32,
+    /// What there is to a lease only.
+    pub lease: Option<Lease>,
+}
+
+/// A grant of a lease, as far as the caller may see it.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    /// The grant.
+    pub grant: Grant,
+    /// What is left of it, in microseconds.
+    pub remaining: i64,
+    /// Its fencing token.
+    pub token: Option<i64>,
+    /// Who holds it, in the database's encoding.
+    pub owner: Option<Vec<u8>>,
+    /// What others are to know.
+    pub payload: Option<Vec<u8>>,
 }
 
 /// One session that waits for a lock.
 #[derive(Clone, Debug)]
 pub struct WaiterRow {
-    /// `session`, `transaction` or `advisory`.
+    /// `session`, `transaction`, `lease` or `advisory`.
     pub kind: Option<&'static str>,
     /// Its name, where known and visible.
     pub name: Option<Vec<u8>>,
@@ -63,6 +84,8 @@ pub struct WaiterRow {
     pub deadline: Option<i64>,
     /// Its place in the queue, from 1.
     pub queue_position: Option<i32>,
+    /// Whom it waits for.
+    pub blocked_by: Vec<i32>,
 }
 
 /// The domain of a name that may not be known.
@@ -108,6 +131,12 @@ impl Picture {
         self.names.get(&(party(row), row.tag))
     }
 
+    /// Whether the caller may see names of a session, in that database (0: in all).
+    fn may_see(&self, pid: Option<i32>, database: u32) -> bool {
+        let is_foreign_database = database != 0 && database != ffi::my_database();
+        self.may_see_all || !is_foreign_database && self.activity(pid).is_some_and(|activity| activity.is_visible)
+    }
+
     fn activity(&self, pid: Option<i32>) -> Option<&Activity> {
         self.sessions.get(&pid?)
     }
@@ -115,22 +144,12 @@ impl Picture {
     /// The lock's name, if the caller may see it.
     fn name(&self, row: &Row) -> Option<Vec<u8>> {
         let name = &self.published(row)?.name;
-        let is_foreign_database = row.tag.database != 0 && row.tag.database != ffi::my_database();
-        let may_see = match row.pid {
-            _ if self.may_see_all => true,
-            _ if is_foreign_database => false,
-            Some(_) => self.activity(row.pid).is_some_and(|activity| activity.is_visible),
-            None => false,
-        };
-        (may_see && !name.is_empty()).then(|| name.clone())
+        (!name.is_empty() && self.may_see(row.pid, row.tag.database)).then(|| name.clone())
     }
 
     /// Whether the session holds of that process still stand, where a mode is held both ways.
     fn has_sentinel(&self, row: &Row) -> bool {
-        self.table
-            .rows
-            .iter()
-            .any(|other| other.pid == row.pid && other.tag.space() == Space::Internal && other.hold_mask != 0)
+        self.table.rows.iter().any(|other| other.pid == row.pid && other.tag.is(Kind::Sentinel) && other.hold_mask != 0)
     }
 
     /// The rows that a row of the lock table stands for: one for each mode, and one for each scope in it.
@@ -155,6 +174,7 @@ impl Picture {
                 acquired_at: None,
                 limit: None,
                 waiters: self.waiters.get(&row.tag).copied().unwrap_or(0),
+                lease: None,
             };
             let counts = |scope: Scope| match (published, mode) {
                 (Some(published), Some(mode)) => published.counts[scope as usize][mode as usize],
@@ -199,9 +219,101 @@ impl Picture {
     }
 }
 
-/// All holders of named and native locks.
-pub fn all_holders() -> Vec<HolderRow> {
-    holder_rows(&Picture::read(None))
+/// All holders of named and native locks, and of this database's leases.
+///
+/// # Errors
+/// The server's, where the leases cannot be read.
+pub fn all_holders(tables: &Tables) -> Result<Vec<HolderRow>, Problem> {
+    let leases = lease_table::read_all(tables)?;
+    let picture = Picture::read(None);
+    let mut holders = holder_rows(&picture);
+    holders.extend(lease_rows(&picture, leases));
+    Ok(holders)
+}
+
+fn lease_rows(picture: &Picture, leases: Vec<lease_table::Row>) -> Vec<HolderRow> {
+    let now = clock::now();
+    let database = ffi::my_database();
+    // SAFETY: a question about this process's state, which raises no error.
+    let in_recovery = unsafe { ffi::RecoveryInProgress() };
+    let sentinels: HashSet<Tag> =
+        picture.table.rows.iter().filter(|row| row.hold_mask != 0).map(|row| row.tag).collect();
+    let is_there = |bound: Bound| in_recovery || sentinels.contains(&Tag::sentinel(bound.pid, bound.session, database));
+    let waits = session::waits_for_leases();
+    leases
+        .into_iter()
+        .filter_map(|mut row| {
+            let grant = row.grant;
+            let remaining = grant.term.remaining(now);
+            let bound = grant.bound.filter(|_| !grant.kept);
+            if remaining <= 0 || bound.is_some_and(|bound| !is_there(bound)) {
+                return None;
+            }
+            let is_of_caller = row.is_of_caller();
+            let is_visible = is_of_caller || picture.may_see_all;
+            let pid = bound.map(|bound| bound.pid).filter(|_| !in_recovery);
+            let key = row.key;
+            let tag = Tag::grant(key, grant.slot, database);
+            Some(HolderRow {
+                kind: Some("lease"),
+                tag,
+                name: is_visible.then(|| std::mem::take(&mut row.name)),
+                mode: None,
+                holds: None,
+                pid,
+                prepared: None,
+                activity: picture.activity(pid).cloned(),
+                acquired_at: Some(grant.term.acquired.wall),
+                limit: None,
+                waiters: waits.iter().filter(|wait| (wait.key, wait.database) == (key, database)).count() as i32,
+                lease: Some(Lease {
+                    grant,
+                    remaining,
+                    token: is_of_caller.then_some(grant.token),
+                    owner: is_visible.then(|| std::mem::take(&mut row.owner)),
+                    payload: row.payload.take().filter(|_| is_visible),
+                }),
+            })
+        })
+        .collect()
+}
+
+/// How many sessions wait for a lease of this database.
+pub fn lease_waiters(key: u64) -> i32 {
+    let database = ffi::my_database();
+    session::waits_for_leases().iter().filter(|wait| (wait.key, wait.database) == (key, database)).count() as i32
+}
+
+/// Those who wait for leases: the first in each queue sleeps, the others are in the lock manager's queue behind it.
+fn lease_waiter_rows(picture: &Picture) -> Vec<WaiterRow> {
+    let mut rows = Vec::new();
+    for wait in session::waits_for_leases() {
+        let activity = picture.activity(Some(wait.pid));
+        let queue = Tag::queue(wait.key, wait.database);
+        let (queue_position, blocked_by) = if wait.is_head {
+            let permits = |row: &&Row| row.tag.is(Kind::Grant) && row.tag.lease_key() == wait.key && row.hold_mask != 0;
+            let in_the_way = picture.table.rows.iter().filter(permits).filter(|row| row.tag.database == wait.database);
+            (Some(1), in_the_way.map(|row| row.pid.unwrap_or(0)).filter(|&pid| pid != wait.pid).collect())
+        } else {
+            let in_queue = |row: &Row| row.tag == queue && row.pid == Some(wait.pid) && row.waits_for.is_some();
+            if !picture.table.rows.iter().any(in_queue) {
+                continue; // not there yet, or not any more
+            }
+            (lock_table::queue_position(wait.pid).map(|position| position + 1), lock_table::blocking_pids(wait.pid))
+        };
+        rows.push(WaiterRow {
+            kind: Some("lease"),
+            name: picture.may_see(Some(wait.pid), wait.database).then_some(wait.name),
+            mode: None,
+            pid: wait.pid,
+            activity: activity.cloned(),
+            wait_started: Some(wait.since),
+            deadline: wait.deadline,
+            queue_position,
+            blocked_by,
+        });
+    }
+    rows
 }
 
 fn holder_rows(picture: &Picture) -> Vec<HolderRow> {
@@ -214,11 +326,11 @@ fn holder_rows(picture: &Picture) -> Vec<HolderRow> {
         .collect()
 }
 
-/// All sessions that wait for a named or a native lock.
+/// All sessions that wait for a named or a native lock, or a lease.
 pub fn all_waiters() -> Vec<WaiterRow> {
     let picture = Picture::read(None);
     let waiting = picture.table.rows.iter().filter(|row| row.tag.space() != Space::Internal);
-    waiting
+    let mut rows: Vec<WaiterRow> = waiting
         .filter_map(|row| {
             let (pid, lockmode) = (row.pid?, row.waits_for?);
             let published = picture.published(row);
@@ -237,9 +349,12 @@ pub fn all_waiters() -> Vec<WaiterRow> {
                 wait_started: (row.wait_start > 0).then_some(row.wait_start),
                 deadline: published.and_then(|published| published.deadline),
                 queue_position: lock_table::queue_position(pid),
+                blocked_by: lock_table::blocking_pids(pid),
             })
         })
-        .collect()
+        .collect();
+    rows.extend(lease_waiter_rows(&picture));
+    rows
 }
 
 /// Who waits for whom, all kinds of locks together, as a Mermaid flowchart.
@@ -332,7 +447,8 @@ fn for_error(holder: &HolderRow) -> error::Holder {
     }
 }
 
-fn time_text(at: i64) -> String {
+/// A time of the server's clock as text, in the session's time zone.
+pub fn time_text(at: i64) -> String {
     // SAFETY: the server's own text of a time, in a buffer that its next call overwrites.
     unsafe { CStr::from_ptr(pg_sys::timestamptz_to_str(at)) }.to_string_lossy().into_owned()
 }

@@ -1,0 +1,166 @@
+//! Leases. Arguments in the order of `sql/leases.sql`.
+
+use super::arguments::required;
+use crate::rules::error::Error;
+use crate::rules::interval::{Wait, keep_for_micros, ttl_micros};
+use crate::rules::key::MAX_PERMITS;
+use crate::rules::name::Name;
+use crate::server::arguments::{Arguments, Jsonb, Row, ServerText, interval, timestamp};
+use crate::server::lease::{Answer, Lease, Request};
+use crate::server::lease_table::Tables;
+use crate::server::report::{Problem, answer};
+use crate::server::snapshot;
+use pgrx::datum::{Interval, TimestampWithTimeZone};
+use pgrx::prelude::*;
+
+/// The lease that a call's first argument names.
+fn lease<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<Lease<'a>, Problem> {
+    let name = Name::new(required("name", Arguments::of(fcinfo).text(0))?)?;
+    Ok(Lease::named(Tables::beside(fcinfo)?, name))
+}
+
+/// `(name, token, …)`
+fn lease_and_token<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<(Lease<'a>, i64), Problem> {
+    Ok((lease(fcinfo)?, required("token", Arguments::of(fcinfo).bigint(1))?))
+}
+
+/// `(name, ttl, timeout, owner, payload, permits, bound)`
+fn request<'a>(args: Arguments, wait: Wait) -> Result<Request<'a>, Problem> {
+    let permits = required("permits", args.integer(5))?;
+    Ok(Request {
+        ttl: ttl_micros(required("ttl", args.interval(1))?)?,
+        wait,
+        owner: args.server_text(3),
+        payload: args.jsonb(4),
+        permits: u16::try_from(permits)
+            .ok()
+            .filter(|permits| (1..=MAX_PERMITS).contains(permits))
+            .ok_or(Error::Permits)?,
+        bound: required("bound", args.boolean(6))?,
+    })
+}
+
+#[pg_extern(sql = false)]
+fn lease_acquire(fcinfo: pg_sys::FunctionCallInfo) -> Row {
+    let args = Arguments::of(fcinfo);
+    let answered = lease(fcinfo).and_then(|lease| {
+        let wait = Wait::from_timeout(args.interval(2))?;
+        lease.acquire(request(args, wait)?)
+    });
+    let values = match answer(answered) {
+        Answer::Granted(grant, owner) => [
+            true.into_datum(),
+            grant.token.into_datum(),
+            interval(grant.term.ttl).into_datum(),
+            timestamp(grant.term.expires.wall).into_datum(),
+            ServerText::from_bytes(owner).into_datum(),
+            None,
+        ],
+        Answer::Refused(refusal) => [
+            false.into_datum(),
+            None,
+            refusal.until.and_then(|(remaining, _)| interval(remaining).into_datum()),
+            refusal.until.and_then(|(_, expires_at)| timestamp(expires_at).into_datum()),
+            refusal.owner.and_then(|owner| ServerText::from_bytes(owner).into_datum()),
+            interval(refusal.retry_after).into_datum(),
+        ],
+    };
+    Row::new(fcinfo, values)
+}
+
+/// The last argument, INOUT in SQL, only makes the row that the procedure returns.
+#[pg_extern(sql = false)]
+fn lease_acquire_wait(fcinfo: pg_sys::FunctionCallInfo) -> Row {
+    let args = Arguments::of(fcinfo);
+    let answered = lease(fcinfo).and_then(|lease| {
+        let wait = match Wait::from_timeout(args.interval(2))? {
+            Wait::Server => Wait::Forever,
+            wait => wait,
+        };
+        let request = request(args, wait)?;
+        snapshot::without_snapshot(fcinfo, || lease.describe(), || lease.acquire(request))
+    });
+    let token = match answer(answered) {
+        Answer::Granted(grant, _) => Some(grant.token),
+        Answer::Refused(_) => None,
+    };
+    Row::new(fcinfo, [token.into_datum()])
+}
+
+/// `(name, token, ttl, payload)`
+#[pg_extern(sql = false)]
+fn lease_renew(fcinfo: pg_sys::FunctionCallInfo) -> Row {
+    let args = Arguments::of(fcinfo);
+    let renewed = lease_and_token(fcinfo).and_then(|(lease, token)| {
+        let ttl = args.interval(2).map(ttl_micros).transpose()?;
+        lease.renew(token, ttl, args.jsonb(3))
+    });
+    let renewal = answer(renewed);
+    let values = [
+        interval(renewal.term.ttl).into_datum(),
+        timestamp(renewal.term.expires.wall).into_datum(),
+        renewal.requested.and_then(|reason| ServerText::from_bytes(reason).into_datum()),
+        renewal.waiters.into_datum(),
+    ];
+    Row::new(fcinfo, values)
+}
+
+/// `(name, token, keep_for)`
+#[pg_extern(sql = false)]
+fn lease_release(fcinfo: pg_sys::FunctionCallInfo) -> bool {
+    let keep_for = Arguments::of(fcinfo).interval(2);
+    answer(lease_and_token(fcinfo).and_then(|(lease, token)| lease.release(token, keep_for_micros(keep_for)?)))
+}
+
+#[pg_extern(sql = false)]
+fn lease_check(fcinfo: pg_sys::FunctionCallInfo) -> bool {
+    answer(lease_and_token(fcinfo).and_then(|(lease, token)| lease.check(token)))
+}
+
+#[pg_extern(sql = false)]
+fn lease_guard(fcinfo: pg_sys::FunctionCallInfo) {
+    answer(lease_and_token(fcinfo).and_then(|(lease, token)| lease.guard(token)));
+}
+
+/// `(name, reason)`
+#[pg_extern(sql = false)]
+fn lease_request(fcinfo: pg_sys::FunctionCallInfo) -> bool {
+    let reason = Arguments::of(fcinfo).server_text(1).unwrap_or_default();
+    answer(lease(fcinfo).and_then(|lease| lease.request(reason)))
+}
+
+#[pg_extern(sql = false)]
+fn lease_break(fcinfo: pg_sys::FunctionCallInfo) -> i32 {
+    answer(lease(fcinfo).and_then(|lease| lease.break_all())) as i32
+}
+
+#[pg_extern(sql = false)]
+#[allow(clippy::type_complexity)]
+fn lease_holder(
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> TableIterator<
+    'static,
+    (
+        name!(owner, ServerText),
+        name!(payload, Option<Jsonb>),
+        name!(acquired_at, TimestampWithTimeZone),
+        name!(remaining, Interval),
+        name!(expires_at, TimestampWithTimeZone),
+        name!(permits, i32),
+    ),
+> {
+    let (rows, now) = answer(lease(fcinfo).and_then(|lease| lease.holders()));
+    let holders = rows.into_iter().map(|mut row| {
+        let term = row.grant.term;
+        (
+            ServerText::from_bytes(std::mem::take(&mut row.owner)),
+            row.payload.take().map(Jsonb),
+            timestamp(term.acquired.wall),
+            interval(term.remaining(now)),
+            timestamp(term.expires.wall),
+            row.grant.permits.into(),
+        )
+    });
+    // Now: rows do not outlive the call.
+    TableIterator::new(holders.collect::<Vec<_>>())
+}

@@ -1,0 +1,144 @@
+//! Drawing fencing tokens from their sequence, so that none comes twice whatever happens to the server.
+
+use super::ffi;
+use super::lease_table::Tables;
+use super::lock_manager::{self, Outcome};
+use super::process_local::ProcessLocal;
+use super::report::Problem;
+use super::try_block::{ServerError, try_block};
+use crate::rules::holds::Scope;
+use crate::rules::interval::Wait;
+use crate::rules::key::Tag;
+use crate::rules::mode::Mode;
+use crate::rules::token;
+use pgrx::pg_sys;
+use std::cell::Cell;
+
+/// The token sequence that this process has seen to be on the server's timeline. A server that writes stays on its
+/// timeline as long as it runs.
+static ON_TIMELINE: ProcessLocal<Cell<pg_sys::Oid>> = ProcessLocal::cell(pg_sys::InvalidOid);
+
+/// A token higher than any that was ever drawn, safe on disk as used.
+///
+/// # Errors
+/// The server's.
+pub fn draw(tables: &Tables) -> Result<i64, Problem> {
+    let mut drawn = next(tables)?;
+    let wall = ffi::now();
+    if !is_on_timeline(tables)? || token::lags(drawn, wall) {
+        drawn = raise(tables)?;
+    }
+    flush(tables)?;
+    Ok(drawn)
+}
+
+/// Raises the sequence, one session at a time, and draws from it.
+#[cold]
+fn raise(tables: &Tables) -> Result<i64, Problem> {
+    let gate = Tag::token_floor(ffi::my_database());
+    if lock_manager::try_acquire(gate, Mode::Exclusive, Scope::Transaction)? == Outcome::NotAvailable {
+        // Whoever has it waits for nobody.
+        lock_manager::wait(gate, Mode::Exclusive, Scope::Transaction, Wait::Forever, "the fencing tokens' sequence")?;
+    }
+    let drawn = next(tables)?;
+    let (stored, current) = (read_sequence(tables.timeline)?.last, i64::from(ffi::timeline()));
+    let wall = ffi::now();
+    if stored != current || token::lags(drawn, wall) {
+        // In this order: if the server goes down in between, it is done once more.
+        set_sequence(tables.token, token::raised(drawn, stored, current, wall))?;
+        if stored != current {
+            set_sequence(tables.timeline, current)?;
+        }
+    }
+    let drawn = next(tables)?;
+    lock_manager::release(gate, Mode::Exclusive, Scope::Transaction);
+    Ok(drawn)
+}
+
+fn is_on_timeline(tables: &Tables) -> Result<bool, Problem> {
+    if ON_TIMELINE.get() != tables.token {
+        if read_sequence(tables.timeline)?.last != i64::from(ffi::timeline()) {
+            return Ok(false);
+        }
+        ON_TIMELINE.set(tables.token);
+    }
+    Ok(true)
+}
+
+fn next(tables: &Tables) -> Result<i64, ServerError> {
+    let sequence = tables.token;
+    // SAFETY: one server call with plain arguments.
+    unsafe { try_block(|| ffi::nextval_internal(sequence, false)) }
+}
+
+/// Makes sure that the sequence's state is on disk. The record of another session that has drawn ahead may not be, and is
+/// not flushed with ours; the sequence's page knows the last record.
+fn flush(tables: &Tables) -> Result<(), Problem> {
+    let page = read_sequence(tables.token)?.page;
+    // SAFETY: one server call with a position that exists.
+    unsafe { try_block(|| ffi::XLogFlush(page)) }?;
+    Ok(())
+}
+
+/// A sequence's state.
+#[derive(Clone, Copy)]
+struct State {
+    /// The value drawn or set last; 0 if none was.
+    last: i64,
+    /// Up to where the WAL has to be on disk for that to last.
+    page: pg_sys::XLogRecPtr,
+}
+
+/// `commands/sequence.h`: the one row of a sequence.
+#[repr(C)]
+struct SequenceRow {
+    last_value: i64,
+    log_count: i64,
+    is_called: bool,
+}
+
+const BUFFER_LOCK_SHARE: i32 = 1;
+const FIRST_BLOCK: pg_sys::BlockNumber = 0;
+
+fn read_sequence(sequence: pg_sys::Oid) -> Result<State, ServerError> {
+    // SAFETY: a sequence has one page with one row on it, which is looked at while the page is locked.
+    unsafe {
+        try_block(|| {
+            let relation = ffi::relation_open(sequence, pg_sys::AccessShareLock as i32);
+            let buffer = ffi::ReadBuffer(relation, FIRST_BLOCK);
+            ffi::LockBuffer(buffer, BUFFER_LOCK_SHARE);
+            let page = pg_sys::BufferBlocks.add((buffer as usize - 1) * pg_sys::BLCKSZ as usize).cast_const();
+            let item = (*page.cast::<pg_sys::PageHeaderData>()).pd_linp.as_ptr();
+            let tuple = page.add((*item).lp_off() as usize).cast::<pg_sys::HeapTupleHeaderData>();
+            let row = tuple.cast::<u8>().add((*tuple).t_hoff as usize).cast::<SequenceRow>();
+            let last = if (*row).is_called { (*row).last_value } else { 0 };
+            let page = ffi::BufferGetLSNAtomic(buffer);
+            ffi::UnlockReleaseBuffer(buffer);
+            ffi::relation_close(relation, pg_sys::AccessShareLock as i32);
+            State { last, page }
+        })
+    }
+}
+
+/// `setval()`, as the sequence's owner.
+fn set_sequence(sequence: pg_sys::Oid, value: i64) -> Result<(), ServerError> {
+    // SAFETY: SQL's own function with its arguments; the role is as before also after an error.
+    unsafe {
+        let (mut user, mut context) = (pg_sys::InvalidOid, 0);
+        ffi::GetUserIdAndSecContext(&mut user, &mut context);
+        let result = try_block(|| {
+            let relation = ffi::relation_open(sequence, pg_sys::AccessShareLock as i32);
+            let owner = (*(*relation).rd_rel).relowner;
+            ffi::relation_close(relation, pg_sys::AccessShareLock as i32);
+            ffi::SetUserIdAndSecContext(owner, context | pg_sys::SECURITY_LOCAL_USERID_CHANGE as i32);
+            ffi::OidFunctionCall2Coll(
+                pg_sys::F_SETVAL_REGCLASS_INT8.into(),
+                pg_sys::InvalidOid,
+                pg_sys::Datum::from(sequence),
+                pg_sys::Datum::from(value),
+            );
+        });
+        ffi::SetUserIdAndSecContext(user, context);
+        result
+    }
+}

@@ -1,0 +1,640 @@
+//! The rows of leases, read and written without SQL.
+//!
+//! By SQL each call would plan, execute and change its role, several times what the row itself costs, and a read for a
+//! write would take the statement's snapshot. Here every read takes the newest one, and a write never waits: who meets
+//! another's unfinished change is told so, and decides.
+//!
+//! A grant always inserts a row. Its place in the index never changes after that, so that changes can stay in their page.
+
+use super::activity;
+use super::arguments::{Varlena, text_bytes};
+use super::encoding;
+use super::ffi;
+use super::report::Problem;
+use super::try_block::try_block;
+use crate::rules::error::Error;
+use crate::rules::lease::{Bound, Grant, Moment, Term};
+use pgrx::pg_sys;
+use std::ffi::CStr;
+
+/// The columns, in the order of `sql/leases.sql`.
+mod column {
+    pub const KEY: usize = 0;
+    pub const TOKEN: usize = 1;
+    pub const SLOT: usize = 2;
+    pub const PERMITS: usize = 3;
+    pub const ROLE: usize = 4;
+    pub const BOUND_PID: usize = 5;
+    pub const BOUND_SESSION: usize = 6;
+    pub const KEPT: usize = 7;
+    pub const TTL: usize = 8;
+    pub const ACQUIRED_AT: usize = 9;
+    pub const EXPIRES_AT: usize = 10;
+    pub const BOOT: usize = 11;
+    pub const ACQUIRED_BOOT: usize = 12;
+    pub const EXPIRES_BOOT: usize = 13;
+    pub const NAME: usize = 14;
+    pub const OWNER: usize = 15;
+    pub const REQUESTED: usize = 16;
+    pub const PAYLOAD: usize = 17;
+    pub const COUNT: usize = 18;
+}
+
+/// The index's columns, and how they are compared.
+const KEY_ATTRIBUTE: i16 = 1;
+const TOKEN_ATTRIBUTE: i16 = 2;
+
+/// Where the extension's tables are.
+#[derive(Clone, Copy, Debug)]
+pub struct Tables {
+    table: pg_sys::Oid,
+    index: pg_sys::Oid,
+    /// The sequence of fencing tokens.
+    pub token: pg_sys::Oid,
+    /// The sequence whose value is the timeline of the last token.
+    pub timeline: pg_sys::Oid,
+}
+
+impl Tables {
+    /// Those in the schema of the function that is being called.
+    ///
+    /// # Errors
+    /// [`Error::LeaseTables`] where there are none.
+    pub fn beside(fcinfo: pg_sys::FunctionCallInfo) -> Result<Self, Problem> {
+        // SAFETY: the server's call information; looks names up in its caches.
+        let tables = unsafe {
+            try_block(|| {
+                let namespace = ffi::get_func_namespace((*(*fcinfo).flinfo).fn_oid);
+                let find = |name: &CStr| ffi::get_relname_relid(name.as_ptr(), namespace);
+                Self {
+                    table: find(c"lease"),
+                    index: find(c"lease_pkey"),
+                    token: find(c"lease_token"),
+                    timeline: find(c"lease_timeline"),
+                }
+            })
+        }?;
+        let missing = [tables.table, tables.index, tables.token, tables.timeline].contains(&pg_sys::InvalidOid);
+        if missing { Err(Error::LeaseTables.into()) } else { Ok(tables) }
+    }
+}
+
+/// Which versions of rows a read sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum See {
+    /// The newest committed ones, and this transaction's own.
+    Committed,
+    /// Those of transactions under way too.
+    Uncommitted,
+}
+
+/// A row, in memory of this call.
+#[derive(Debug)]
+pub struct Row {
+    tuple: pg_sys::HeapTuple,
+    /// The lease's key.
+    pub key: u64,
+    /// The grant.
+    pub grant: Grant,
+    /// The lease's name, as UTF-8.
+    pub name: Vec<u8>,
+    /// Who holds it, in the database's encoding.
+    pub owner: Vec<u8>,
+    /// The reason for which it was asked for, in the database's encoding.
+    pub requested: Option<Vec<u8>>,
+    /// The payload, as the server keeps a jsonb; None if none, or if it was not asked for.
+    pub payload: Option<Vec<u8>>,
+    /// Another transaction, under way, has put this version there.
+    pub is_uncommitted: bool,
+    /// Another transaction, under way, puts a new version in place of this one.
+    pub is_being_updated: bool,
+}
+
+impl Drop for Row {
+    fn drop(&mut self) {
+        // SAFETY: a copy of our own, in a memory context that outlives the call; freeing raises no error.
+        unsafe { ffi::heap_freetuple(self.tuple) }
+    }
+}
+
+/// A new row.
+#[derive(Debug)]
+pub struct NewRow<'a> {
+    /// The lease's key.
+    pub key: u64,
+    /// The grant.
+    pub grant: Grant,
+    /// The lease's name, as UTF-8.
+    pub name: &'a [u8],
+    /// Who holds it, in the database's encoding.
+    pub owner: &'a [u8],
+    /// The payload.
+    pub payload: Option<Varlena>,
+}
+
+/// What becomes of a row; what is None stays.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Change<'a> {
+    /// How long the grant lasts from now on.
+    pub term: Option<Term>,
+    /// It is released, and kept from others.
+    pub kept: bool,
+    /// The reason for which somebody asks for it, in the database's encoding.
+    pub requested: Option<&'a [u8]>,
+    /// The payload.
+    pub payload: Option<Varlena>,
+}
+
+impl Change<'_> {
+    /// Whether the grant lasts no shorter for it.
+    pub fn prolongs(&self, before: &Term) -> bool {
+        !self.kept && self.term.is_none_or(|term| term.expires.wall >= before.expires.wall)
+    }
+}
+
+/// How a write came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// Done.
+    Done,
+    /// The row is not what it was when it was read: read again.
+    Changed,
+    /// Another transaction, under way, has changed it.
+    Busy,
+}
+
+/// The open table.
+#[derive(Clone, Copy)]
+struct Open {
+    table: pg_sys::Relation,
+    index: pg_sys::Relation,
+    /// The newest.
+    snapshot: pg_sys::Snapshot,
+}
+
+/// A row as the scan finds it. Without a destructor, as everything within a [`try_block`].
+#[derive(Clone, Copy)]
+struct Found {
+    tuple: pg_sys::HeapTuple,
+    values: [pg_sys::Datum; column::COUNT],
+    nulls: [bool; column::COUNT],
+    payload: Varlena,
+    is_uncommitted: bool,
+    is_being_updated: bool,
+}
+
+/// Works on the open table, in a [`try_block`].
+///
+/// # Safety
+/// As for [`try_block`].
+unsafe fn with_table<R>(
+    tables: &Tables,
+    mode: u32,
+    work: impl FnOnce(Open) -> Result<R, WrongShape>,
+) -> Result<R, Problem> {
+    let mode = mode as pg_sys::LOCKMODE;
+    // SAFETY: the caller's; what is opened here is closed here, or at the end of the transaction that an error ends.
+    let result = unsafe {
+        try_block(|| {
+            let table = ffi::table_open(tables.table, mode);
+            let index = ffi::index_open(tables.index, mode);
+            let snapshot = ffi::RegisterSnapshot(ffi::GetLatestSnapshot());
+            let is_ours = (*(*table).rd_att).natts as usize == column::COUNT;
+            let result = if is_ours { work(Open { table, index, snapshot }) } else { Err(WrongShape) };
+            ffi::UnregisterSnapshot(snapshot);
+            // A writer's lock lasts to the end of its transaction.
+            let mode = if mode == pg_sys::AccessShareLock as i32 { mode } else { pg_sys::NoLock as i32 };
+            ffi::index_close(index, mode);
+            ffi::table_close(table, mode);
+            result
+        })
+    }?;
+    result.map_err(|WrongShape| Error::LeaseTables.into())
+}
+
+/// The table has other columns than this library knows.
+struct WrongShape;
+
+/// The rows of a lease, or the one with that token.
+///
+/// # Errors
+/// [`Error::LeaseTables`], the server's.
+pub fn read(tables: &Tables, key: u64, token: Option<i64>, see: See, payloads: bool) -> Result<Vec<Row>, Problem> {
+    let keys = [(KEY_ATTRIBUTE, pg_sys::BTEqualStrategyNumber, key as i64)];
+    let with_token = [keys[0], (TOKEN_ATTRIBUTE, pg_sys::BTEqualStrategyNumber, token.unwrap_or_default())];
+    read_rows(tables, if token.is_some() { &with_token } else { &keys }, see, payloads)
+}
+
+/// All committed rows, payloads and all.
+///
+/// # Errors
+/// [`Error::LeaseTables`], the server's.
+pub fn read_all(tables: &Tables) -> Result<Vec<Row>, Problem> {
+    read_rows(tables, &[], See::Committed, true)
+}
+
+type Key = (i16, u32, i64);
+
+fn read_rows(tables: &Tables, keys: &[Key], see: See, payloads: bool) -> Result<Vec<Row>, Problem> {
+    let mut found = Vec::new();
+    // SAFETY: server calls; the vector is outside of the block, and grows between them.
+    unsafe {
+        with_table(tables, pg_sys::AccessShareLock, |open| {
+            let mut dirty = pg_sys::SnapshotData {
+                snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY,
+                ..pg_sys::SnapshotData::default()
+            };
+            let snapshot = if see == See::Uncommitted { &raw mut dirty } else { open.snapshot };
+            let mut scan = Scan::begin(open, snapshot, keys);
+            while scan.next() {
+                let mut row = scan.row(open, payloads);
+                if see == See::Uncommitted {
+                    let tuple = &*(*row.tuple).t_data;
+                    // A deleted row leads nowhere, an updated one to its next version.
+                    let is_updated = !item_pointers_equal(&tuple.t_ctid, &(*row.tuple).t_self);
+                    row.is_uncommitted = dirty.xmin != pg_sys::InvalidTransactionId;
+                    row.is_being_updated = dirty.xmax != pg_sys::InvalidTransactionId && is_updated;
+                }
+                found.push(row);
+            }
+            scan.end();
+            Ok(())
+        })
+    }?;
+    Ok(found.iter().map(Row::of).collect())
+}
+
+/// A scan by the index.
+struct Scan {
+    scan: pg_sys::IndexScanDesc,
+    slot: *mut pg_sys::TupleTableSlot,
+}
+
+const MAX_KEYS: usize = 2;
+
+impl Scan {
+    /// # Safety
+    /// In a [`try_block`], as all of this.
+    unsafe fn begin(open: Open, snapshot: pg_sys::Snapshot, keys: &[Key]) -> Self {
+        // SAFETY: the caller's; the scan copies its keys.
+        unsafe {
+            let mut scan_keys = [pg_sys::ScanKeyData::default(); MAX_KEYS];
+            for (scan_key, &(attribute, strategy, value)) in scan_keys.iter_mut().zip(keys) {
+                let procedure = match strategy {
+                    pg_sys::BTEqualStrategyNumber => pg_sys::F_INT8EQ,
+                    _ => pg_sys::F_INT8GT,
+                };
+                ffi::ScanKeyInit(scan_key, attribute, strategy as u16, procedure.into(), pg_sys::Datum::from(value));
+            }
+            let scan = ffi::index_beginscan(open.table, open.index, snapshot, keys.len() as i32);
+            ffi::index_rescan(scan, scan_keys.as_mut_ptr(), keys.len() as i32, std::ptr::null_mut(), 0);
+            let slot = ffi::MakeSingleTupleTableSlot((*open.table).rd_att, &raw const pg_sys::TTSOpsBufferHeapTuple);
+            Self { scan, slot }
+        }
+    }
+
+    /// Goes to the next visible row.
+    ///
+    /// # Safety
+    /// In a [`try_block`].
+    unsafe fn next(&mut self) -> bool {
+        // SAFETY: the caller's.
+        unsafe {
+            loop {
+                match self.next_entry() {
+                    None => return false,
+                    Some(true) => return true,
+                    Some(false) => {}
+                }
+            }
+        }
+    }
+
+    /// Goes to the next entry of the index (or the next version that it leads to); whether its row is visible. An entry
+    /// that leads to nothing but dead versions is marked, so that the index can use its room again.
+    ///
+    /// # Safety
+    /// In a [`try_block`].
+    unsafe fn next_entry(&mut self) -> Option<bool> {
+        // SAFETY: the caller's; a row that is not visible leaves the slot as it was.
+        unsafe {
+            let is_at_chain = (*self.scan).xs_heap_continue;
+            if !is_at_chain && ffi::index_getnext_tid(self.scan, pg_sys::ScanDirection::ForwardScanDirection).is_null()
+            {
+                return None;
+            }
+            Some(ffi::index_fetch_heap(self.scan, self.slot))
+        }
+    }
+
+    /// The row it has come to, copied.
+    ///
+    /// # Safety
+    /// In a [`try_block`], after a visible row.
+    unsafe fn row(&self, open: Open, payloads: bool) -> Found {
+        // SAFETY: the caller's; as many values as the table has columns.
+        unsafe {
+            let tuple = ffi::heap_copytuple(ffi::ExecFetchSlotHeapTuple(self.slot, false, std::ptr::null_mut()));
+            let mut found = Found {
+                tuple,
+                values: [pg_sys::Datum::null(); column::COUNT],
+                nulls: [true; column::COUNT],
+                payload: std::ptr::null_mut(),
+                is_uncommitted: false,
+                is_being_updated: false,
+            };
+            ffi::heap_deform_tuple(tuple, (*open.table).rd_att, found.values.as_mut_ptr(), found.nulls.as_mut_ptr());
+            for text in [column::NAME, column::OWNER, column::REQUESTED] {
+                if !found.nulls[text] {
+                    let packed = ffi::pg_detoast_datum_packed(found.values[text].cast_mut_ptr());
+                    found.values[text] = pg_sys::Datum::from(packed);
+                }
+            }
+            if payloads && !found.nulls[column::PAYLOAD] {
+                found.payload = ffi::pg_detoast_datum_copy(found.values[column::PAYLOAD].cast_mut_ptr());
+            }
+            found
+        }
+    }
+
+    /// # Safety
+    /// In a [`try_block`].
+    unsafe fn end(self) {
+        // SAFETY: the caller's.
+        unsafe {
+            ffi::index_endscan(self.scan);
+            ffi::ExecDropSingleTupleTableSlot(self.slot);
+        }
+    }
+}
+
+impl Row {
+    fn of(found: &Found) -> Self {
+        let number = |column: usize| found.values[column].value() as i64;
+        let bytes = |column: usize| -> Option<Vec<u8>> {
+            // SAFETY: a text, detoasted; it lives as long as the tuple.
+            (!found.nulls[column]).then(|| unsafe { text_bytes(found.values[column].cast_mut_ptr()) }.to_vec())
+        };
+        let bound_pid = number(column::BOUND_PID) as i32;
+        let acquired = Moment { wall: number(column::ACQUIRED_AT), uptime: number(column::ACQUIRED_BOOT) };
+        let expires = Moment { wall: number(column::EXPIRES_AT), uptime: number(column::EXPIRES_BOOT) };
+        Self {
+            tuple: found.tuple,
+            key: number(column::KEY) as u64,
+            grant: Grant {
+                token: number(column::TOKEN),
+                slot: number(column::SLOT) as u16,
+                permits: number(column::PERMITS) as u16,
+                role: number(column::ROLE) as u32,
+                bound: (bound_pid != 0)
+                    .then(|| Bound { pid: bound_pid, session: number(column::BOUND_SESSION) as u32 }),
+                kept: found.values[column::KEPT].value() != 0,
+                term: Term { boot: number(column::BOOT), acquired, expires, ttl: number(column::TTL) },
+            },
+            name: encoding::to_utf8(&bytes(column::NAME).unwrap_or_default()).to_vec(),
+            owner: bytes(column::OWNER).unwrap_or_default(),
+            requested: bytes(column::REQUESTED),
+            // SAFETY: a detoasted copy, in whose head its length stands.
+            payload: (!found.payload.is_null()).then(|| unsafe {
+                let length = pgrx::varlena::varsize_any(found.payload);
+                std::slice::from_raw_parts(found.payload.cast::<u8>(), length).to_vec()
+            }),
+            is_uncommitted: found.is_uncommitted,
+            is_being_updated: found.is_being_updated,
+        }
+    }
+
+    /// Whether the caller is, or is a member of, the role that acquired it.
+    pub fn is_of_caller(&self) -> bool {
+        activity::may_act_as(self.grant.role.into())
+    }
+}
+
+fn item_pointers_equal(one: &pg_sys::ItemPointerData, other: &pg_sys::ItemPointerData) -> bool {
+    one.ip_blkid.bi_hi == other.ip_blkid.bi_hi
+        && one.ip_blkid.bi_lo == other.ip_blkid.bi_lo
+        && one.ip_posid == other.ip_posid
+}
+
+/// A text in the current memory context.
+fn text_datum(bytes: &[u8]) -> pg_sys::Datum {
+    // SAFETY: copies so many bytes.
+    unsafe { pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(bytes.as_ptr().cast(), bytes.len() as i32)) }
+}
+
+fn term_values(term: &Term) -> [(usize, pg_sys::Datum); 6] {
+    [
+        (column::TTL, term.ttl),
+        (column::ACQUIRED_AT, term.acquired.wall),
+        (column::EXPIRES_AT, term.expires.wall),
+        (column::BOOT, term.boot),
+        (column::ACQUIRED_BOOT, term.acquired.uptime),
+        (column::EXPIRES_BOOT, term.expires.uptime),
+    ]
+    .map(|(column, value)| (column, pg_sys::Datum::from(value)))
+}
+
+/// Inserts a row.
+///
+/// # Errors
+/// [`Error::LeaseTables`], the server's.
+pub fn insert(tables: &Tables, row: &NewRow<'_>) -> Result<(), Problem> {
+    let grant = &row.grant;
+    let bound = grant.bound.unwrap_or(Bound { pid: 0, session: 0 });
+    let mut values = [pg_sys::Datum::null(); column::COUNT];
+    let mut nulls = [false; column::COUNT];
+    values[column::KEY] = pg_sys::Datum::from(row.key as i64);
+    values[column::TOKEN] = pg_sys::Datum::from(grant.token);
+    values[column::SLOT] = pg_sys::Datum::from(i32::from(grant.slot));
+    values[column::PERMITS] = pg_sys::Datum::from(i32::from(grant.permits));
+    values[column::ROLE] = pg_sys::Datum::from(grant.role);
+    values[column::BOUND_PID] = pg_sys::Datum::from(bound.pid);
+    values[column::BOUND_SESSION] = pg_sys::Datum::from(bound.session as i32);
+    values[column::KEPT] = pg_sys::Datum::from(grant.kept);
+    for (column, value) in term_values(&grant.term) {
+        values[column] = value;
+    }
+    values[column::NAME] = text_datum(&encoding::name_to_server(row.name));
+    values[column::OWNER] = text_datum(row.owner);
+    nulls[column::REQUESTED] = true;
+    nulls[column::PAYLOAD] = row.payload.is_none();
+    values[column::PAYLOAD] = row.payload.map_or(pg_sys::Datum::null(), pg_sys::Datum::from);
+    // SAFETY: server calls; the row has the table's columns.
+    unsafe {
+        with_table(tables, pg_sys::RowExclusiveLock, |open| {
+            let tuple = ffi::heap_form_tuple((*open.table).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
+            ffi::heap_insert(open.table, tuple, ffi::GetCurrentCommandId(true), 0, std::ptr::null_mut());
+            enter_in_index(open, tuple, &mut values);
+            ffi::heap_freetuple(tuple);
+            ffi::CommandCounterIncrement();
+            Ok(())
+        })
+    }
+}
+
+/// # Safety
+/// In a [`try_block`]; a tuple that is in the table, and its values.
+unsafe fn enter_in_index(open: Open, tuple: pg_sys::HeapTuple, values: &mut [pg_sys::Datum; column::COUNT]) {
+    // SAFETY: the caller's; the index is on the first two columns.
+    unsafe {
+        let mut index_values = [values[column::KEY], values[column::TOKEN]];
+        ffi::index_insert(
+            open.index,
+            index_values.as_mut_ptr(),
+            [false; 2].as_mut_ptr(),
+            &raw mut (*tuple).t_self,
+            open.table,
+            pg_sys::IndexUniqueCheck::UNIQUE_CHECK_YES,
+            false,
+            ffi::BuildIndexInfo(open.index),
+        );
+    }
+}
+
+fn written(result: pg_sys::TM_Result::Type) -> Written {
+    match result {
+        pg_sys::TM_Result::TM_Ok => Written::Done,
+        pg_sys::TM_Result::TM_BeingModified => Written::Busy,
+        _ => Written::Changed,
+    }
+}
+
+/// Changes a row.
+///
+/// # Errors
+/// [`Error::LeaseTables`], the server's.
+pub fn update(tables: &Tables, row: &Row, change: Change<'_>) -> Result<Written, Problem> {
+    let requested = change.requested.map(text_datum);
+    // SAFETY: server calls; the tuple is a copy of one of the table's.
+    unsafe {
+        with_table(tables, pg_sys::RowExclusiveLock, |open| {
+            let description = (*open.table).rd_att;
+            let mut values = [pg_sys::Datum::null(); column::COUNT];
+            let mut nulls = [true; column::COUNT];
+            ffi::heap_deform_tuple(row.tuple, description, values.as_mut_ptr(), nulls.as_mut_ptr());
+            if let Some(term) = &change.term {
+                for (column, value) in term_values(term) {
+                    values[column] = value;
+                }
+            }
+            if change.kept {
+                values[column::KEPT] = pg_sys::Datum::from(true);
+            }
+            if let Some(requested) = requested {
+                (values[column::REQUESTED], nulls[column::REQUESTED]) = (requested, false);
+            }
+            if let Some(payload) = change.payload {
+                (values[column::PAYLOAD], nulls[column::PAYLOAD]) = (pg_sys::Datum::from(payload), false);
+            }
+            let tuple = ffi::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());
+            let tid = &raw mut (*row.tuple).t_self;
+            let outcome = written(ffi::heap_update(open.table, tid, tuple, ffi::GetCurrentCommandId(true)));
+            if outcome == Written::Done {
+                let is_heap_only = u32::from((*(*tuple).t_data).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE != 0;
+                if !is_heap_only {
+                    enter_in_index(open, tuple, &mut values);
+                }
+                ffi::CommandCounterIncrement();
+            }
+            ffi::heap_freetuple(tuple);
+            Ok(outcome)
+        })
+    }
+}
+
+/// Deletes a row.
+///
+/// # Errors
+/// [`Error::LeaseTables`], the server's.
+pub fn delete(tables: &Tables, row: &Row) -> Result<Written, Problem> {
+    // SAFETY: server calls.
+    unsafe {
+        with_table(tables, pg_sys::RowExclusiveLock, |open| {
+            let outcome = written(delete_at(open, &raw mut (*row.tuple).t_self));
+            if outcome == Written::Done {
+                ffi::CommandCounterIncrement();
+            }
+            Ok(outcome)
+        })
+    }
+}
+
+/// # Safety
+/// In a [`try_block`].
+unsafe fn delete_at(open: Open, tid: pg_sys::ItemPointer) -> pg_sys::TM_Result::Type {
+    let mut failure = pg_sys::TM_FailureData::default();
+    let no_snapshot = std::ptr::null_mut();
+    // SAFETY: the caller's.
+    unsafe {
+        ffi::heap_delete(open.table, tid, ffi::GetCurrentCommandId(true), no_snapshot, false, &mut failure, false)
+    }
+}
+
+/// Waits until no other transaction has an unfinished change of a row, as the server waits for rows: `lock_timeout`
+/// applies, deadlocks are found. The row has to be read again then.
+///
+/// # Errors
+/// [`Error::LeaseTables`], the server's.
+pub fn wait_for_others(tables: &Tables, row: &Row) -> Result<(), Problem> {
+    // SAFETY: server calls. The row is locked for this transaction if it is still there, so that nobody comes between.
+    unsafe {
+        with_table(tables, pg_sys::RowExclusiveLock, |open| {
+            let mut tuple = pg_sys::HeapTupleData { t_self: (*row.tuple).t_self, ..pg_sys::HeapTupleData::default() };
+            let mut buffer = pg_sys::InvalidBuffer as pg_sys::Buffer;
+            let mut failure = pg_sys::TM_FailureData::default();
+            ffi::heap_lock_tuple(
+                open.table,
+                &mut tuple,
+                ffi::GetCurrentCommandId(true),
+                pg_sys::LockTupleMode::LockTupleExclusive,
+                pg_sys::LockWaitPolicy::LockWaitBlock,
+                false,
+                &mut buffer,
+                &mut failure,
+            );
+            ffi::ReleaseBuffer(buffer);
+            Ok(())
+        })
+    }
+}
+
+/// Looks at the next few entries of the index behind a lease's, deletes rows for which `has_ended` says so, and lets the
+/// index have the room of dead ones. With a few such steps at each grant the table stays as large as its live rows want
+/// it, however many names have been used.
+///
+/// # Errors
+/// [`Error::LeaseTables`], the server's.
+pub fn sweep(tables: &Tables, key: u64, entries: usize, has_ended: impl Fn(&Grant) -> bool) -> Result<(), Problem> {
+    let mut found = Vec::with_capacity(entries);
+    // SAFETY: server calls; the vector is outside of the block and does not grow in it.
+    unsafe {
+        with_table(tables, pg_sys::RowExclusiveLock, |open| {
+            let behind = [(KEY_ATTRIBUTE, pg_sys::BTGreaterStrategyNumber, key as i64)];
+            let from_the_start: &[Key] = &[];
+            let mut left = entries;
+            for keys in [&behind[..], from_the_start] {
+                let mut scan = Scan::begin(open, open.snapshot, keys);
+                while left > 0 {
+                    match scan.next_entry() {
+                        None => break,
+                        Some(is_visible) => {
+                            left -= 1;
+                            if is_visible {
+                                found.push(scan.row(open, false));
+                            }
+                        }
+                    }
+                }
+                scan.end();
+            }
+            Ok(())
+        })
+    }?;
+    for row in found.iter().map(Row::of) {
+        if has_ended(&row.grant) {
+            // If somebody else is at it, they see to it.
+            delete(tables, &row)?;
+        }
+    }
+    Ok(())
+}
