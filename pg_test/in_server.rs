@@ -275,12 +275,14 @@ mod tests {
                 "select string_agg(pg_describe_object(d.classid, d.objid, d.objsubid), ', ') from {MEMBERS} \
                     and case d.classid \
                         when 'pg_proc'::regclass then not has_function_privilege('pg_monitor', d.objid, 'execute') \
-                        when 'pg_class'::regclass then not has_table_privilege('pg_monitor', d.objid, 'select') \
+                        when 'pg_class'::regclass \
+                        then has_table_privilege('pg_monitor', d.objid, 'select') \
+                             <> exists (select from pg_class where oid = d.objid and relkind = 'v') \
                         end"
             )),
             None
         );
-        // Only those; nobody but the owner may write.
+        // Only the views, not the tables; nobody but the owner may write.
         assert_eq!(
             int(&format!(
                 "select count(*) from {MEMBERS} and d.classid = 'pg_class'::regclass \

@@ -154,4 +154,4 @@ CREATE FUNCTION lease_holder(
 RETURNS SETOF record
 VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1
 LANGUAGE c AS 'MODULE_PATHNAME', 'lease_holder_wrapper';
-COMMENT ON FUNCTION lease_holder(text) IS 'who holds a lease, a row for each permit taken; no row if it is free';
+COMMENT ON FUNCTION lease_holder(text) IS 'who holds a lease, a row for each permit taken; no row if it is free; owner and payload are for those who may lock the name';

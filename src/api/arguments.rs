@@ -5,8 +5,11 @@ use crate::rules::holds::Scope;
 use crate::rules::interval::{Interval, Wait, hold_limit_micros};
 use crate::rules::mode::Mode;
 use crate::rules::name::Name;
+use crate::server::domains;
+use crate::server::lock_manager::lock_timeout;
 use crate::server::report::Problem;
 use crate::server::session::{Lock, Request};
+use pgrx::pg_sys;
 
 /// The value of an argument that must not be NULL.
 pub fn required<T>(argument: &'static str, value: Option<T>) -> Result<T, Problem> {
@@ -17,6 +20,16 @@ pub fn required<T>(argument: &'static str, value: Option<T>) -> Result<T, Proble
 pub fn named<'a>(name: Option<&'a [u8]>, cluster_wide: Option<bool>) -> Result<Lock<'a>, Problem> {
     let name = Name::new(required("name", name)?)?;
     Ok(Lock::named(name, required("cluster_wide", cluster_wide)?))
+}
+
+/// How a named lock may be asked for by the rule for its domain.
+pub fn by_rule(fcinfo: pg_sys::FunctionCallInfo, lock: &Lock<'_>, request: Request) -> Result<Request, Problem> {
+    let Some(rule) = domains::rule(fcinfo, lock.domain(), || lock.describe())? else { return Ok(request) };
+    let hold_limit = match request.scope {
+        Scope::Session => rule.hold_limit(request.hold_limit, || lock.describe())?,
+        Scope::Transaction => None,
+    };
+    Ok(Request { wait: rule.cap(request.wait, lock_timeout()), hold_limit, ..request })
 }
 
 /// How a lock is asked for.

@@ -6,10 +6,12 @@ use crate::rules::interval::{Wait, keep_for_micros, ttl_micros};
 use crate::rules::key::MAX_PERMITS;
 use crate::rules::name::Name;
 use crate::server::arguments::{Arguments, Jsonb, Row, ServerText, interval, timestamp};
+use crate::server::domains;
 use crate::server::lease::{Answer, Lease, Request};
-use crate::server::lease_table::Tables;
+use crate::server::lock_manager::lock_timeout;
 use crate::server::report::{Problem, answer};
 use crate::server::snapshot;
+use crate::server::tables::Tables;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::prelude::*;
 
@@ -19,17 +21,34 @@ fn lease<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<Lease<'a>, Problem> {
     Ok(Lease::named(Tables::beside(fcinfo)?, name))
 }
 
+/// The same, where the caller may lock it by the rule for its domain.
+fn lockable_lease<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<Lease<'a>, Problem> {
+    let lease = lease(fcinfo)?;
+    domains::rule(fcinfo, lease.domain(), || lease.describe())?;
+    Ok(lease)
+}
+
+fn may_lock(fcinfo: pg_sys::FunctionCallInfo, lease: &Lease<'_>) -> Result<bool, Problem> {
+    match domains::rule(fcinfo, lease.domain(), || lease.describe()) {
+        Ok(_) => Ok(true),
+        Err(Problem::Rule(error)) if matches!(*error, Error::DomainDenied { .. }) => Ok(false),
+        Err(problem) => Err(problem),
+    }
+}
+
 /// `(name, token, …)`
 fn lease_and_token<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<(Lease<'a>, i64), Problem> {
     Ok((lease(fcinfo)?, required("token", Arguments::of(fcinfo).bigint(1))?))
 }
 
-/// `(name, ttl, timeout, owner, payload, permits, bound)`
-fn request<'a>(args: Arguments, wait: Wait) -> Result<Request<'a>, Problem> {
+/// `(name, ttl, timeout, owner, payload, permits, bound)`, by the rule for the name's domain. `lock_timeout`: the one that
+/// a call without a timeout is under, in milliseconds, 0 for none.
+fn request<'a>(fcinfo: pg_sys::FunctionCallInfo, lease: &Lease<'_>, lock_timeout: i32) -> Result<Request<'a>, Problem> {
+    let args = Arguments::of(fcinfo);
     let permits = required("permits", args.integer(5))?;
-    Ok(Request {
+    let mut request = Request {
         ttl: ttl_micros(required("ttl", args.interval(1))?)?,
-        wait,
+        wait: Wait::from_timeout(args.interval(2))?,
         owner: args.server_text(3),
         payload: args.jsonb(4),
         permits: u16::try_from(permits)
@@ -37,16 +56,17 @@ fn request<'a>(args: Arguments, wait: Wait) -> Result<Request<'a>, Problem> {
             .filter(|permits| (1..=MAX_PERMITS).contains(permits))
             .ok_or(Error::Permits)?,
         bound: required("bound", args.boolean(6))?,
-    })
+    };
+    if let Some(rule) = domains::rule(fcinfo, lease.domain(), || lease.describe())? {
+        rule.check_ttl(request.ttl, || lease.describe())?;
+        request.wait = rule.cap(request.wait, lock_timeout);
+    }
+    Ok(request)
 }
 
 #[pg_extern(sql = false)]
 fn lease_acquire(fcinfo: pg_sys::FunctionCallInfo) -> Row {
-    let args = Arguments::of(fcinfo);
-    let answered = lease(fcinfo).and_then(|lease| {
-        let wait = Wait::from_timeout(args.interval(2))?;
-        lease.acquire(request(args, wait)?)
-    });
+    let answered = lease(fcinfo).and_then(|lease| lease.acquire(request(fcinfo, &lease, lock_timeout())?));
     let values = match answer(answered) {
         Answer::Granted(grant, owner) => [
             true.into_datum(),
@@ -71,13 +91,12 @@ fn lease_acquire(fcinfo: pg_sys::FunctionCallInfo) -> Row {
 /// The last argument, INOUT in SQL, only makes the row that the procedure returns.
 #[pg_extern(sql = false)]
 fn lease_acquire_wait(fcinfo: pg_sys::FunctionCallInfo) -> Row {
-    let args = Arguments::of(fcinfo);
     let answered = lease(fcinfo).and_then(|lease| {
-        let wait = match Wait::from_timeout(args.interval(2))? {
-            Wait::Server => Wait::Forever,
-            wait => wait,
-        };
-        let request = request(args, wait)?;
+        // Without a timeout it waits for ever, whatever lock_timeout is.
+        let mut request = request(fcinfo, &lease, 0)?;
+        if request.wait == Wait::Server {
+            request.wait = Wait::Forever;
+        }
         snapshot::without_snapshot(fcinfo, || lease.describe(), || lease.acquire(request))
     });
     let token = match answer(answered) {
@@ -93,6 +112,9 @@ fn lease_renew(fcinfo: pg_sys::FunctionCallInfo) -> Row {
     let args = Arguments::of(fcinfo);
     let renewed = lease_and_token(fcinfo).and_then(|(lease, token)| {
         let ttl = args.interval(2).map(ttl_micros).transpose()?;
+        if let (Some(ttl), Some(rule)) = (ttl, domains::rule(fcinfo, lease.domain(), || lease.describe())?) {
+            rule.check_ttl(ttl, || lease.describe())?;
+        }
         lease.renew(token, ttl, args.jsonb(3))
     });
     let renewal = answer(renewed);
@@ -126,12 +148,12 @@ fn lease_guard(fcinfo: pg_sys::FunctionCallInfo) {
 #[pg_extern(sql = false)]
 fn lease_request(fcinfo: pg_sys::FunctionCallInfo) -> bool {
     let reason = Arguments::of(fcinfo).server_text(1).unwrap_or_default();
-    answer(lease(fcinfo).and_then(|lease| lease.request(reason)))
+    answer(lockable_lease(fcinfo).and_then(|lease| lease.request(reason)))
 }
 
 #[pg_extern(sql = false)]
 fn lease_break(fcinfo: pg_sys::FunctionCallInfo) -> i32 {
-    answer(lease(fcinfo).and_then(|lease| lease.break_all())) as i32
+    answer(lockable_lease(fcinfo).and_then(|lease| lease.break_all())) as i32
 }
 
 #[pg_extern(sql = false)]
@@ -141,7 +163,7 @@ fn lease_holder(
 ) -> TableIterator<
     'static,
     (
-        name!(owner, ServerText),
+        name!(owner, Option<ServerText>),
         name!(payload, Option<Jsonb>),
         name!(acquired_at, TimestampWithTimeZone),
         name!(remaining, Interval),
@@ -149,12 +171,13 @@ fn lease_holder(
         name!(permits, i32),
     ),
 > {
-    let (rows, now) = answer(lease(fcinfo).and_then(|lease| lease.holders()));
+    let (may_lock, (rows, now)) =
+        answer(lease(fcinfo).and_then(|lease| Ok((may_lock(fcinfo, &lease)?, lease.holders()?))));
     let holders = rows.into_iter().map(|mut row| {
         let term = row.grant.term;
         (
-            ServerText::from_bytes(std::mem::take(&mut row.owner)),
-            row.payload.take().map(Jsonb),
+            may_lock.then(|| ServerText::from_bytes(std::mem::take(&mut row.owner))),
+            row.payload.take().filter(|_| may_lock).map(Jsonb),
             timestamp(term.acquired.wall),
             interval(term.remaining(now)),
             timestamp(term.expires.wall),

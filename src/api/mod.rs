@@ -1,6 +1,7 @@
 //! The SQL functions: arguments checked and handed to one call. Their signatures are in `sql/`.
 
 mod arguments;
+mod domains;
 mod leases;
 mod named;
 mod native;

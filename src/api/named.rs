@@ -1,8 +1,8 @@
 //! Named locks. Arguments in the order of `sql/named_locks.sql`.
 
-use super::arguments::{named, request, required};
+use super::arguments::{by_rule, named, request, required};
 use crate::rules::holds::Scope;
-use crate::rules::interval::{Wait, hold_limit_micros};
+use crate::rules::mode::Mode;
 use crate::server::arguments::{Arguments, Row, timestamp};
 use crate::server::report::{Problem, answer};
 use crate::server::session::{self, Lock, Request};
@@ -11,41 +11,45 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 
 /// `(name, timeout, mode, hold_limit, cluster_wide)`
-fn session_lock<'a>(args: Arguments) -> Result<(Lock<'a>, Request), Problem> {
+fn session_lock<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<(Lock<'a>, Request), Problem> {
+    let args = Arguments::of(fcinfo);
     let lock = named(args.text(0), args.boolean(4))?;
-    Ok((lock, request(Scope::Session, args.interval(1), args.mode(2)?, args.interval(3))?))
+    let request = request(Scope::Session, args.interval(1), args.mode(2)?, args.interval(3))?;
+    Ok((lock, by_rule(fcinfo, &lock, request)?))
 }
 
 /// `(name, timeout, mode, cluster_wide)`
-fn transaction_lock<'a>(args: Arguments) -> Result<(Lock<'a>, Request), Problem> {
+fn transaction_lock<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<(Lock<'a>, Request), Problem> {
+    let args = Arguments::of(fcinfo);
     let lock = named(args.text(0), args.boolean(3))?;
-    Ok((lock, request(Scope::Transaction, args.interval(1), args.mode(2)?, None)?))
+    let request = request(Scope::Transaction, args.interval(1), args.mode(2)?, None)?;
+    Ok((lock, by_rule(fcinfo, &lock, request)?))
 }
 
 #[pg_extern(sql = false)]
 fn named_lock(fcinfo: pg_sys::FunctionCallInfo) -> bool {
-    answer(session_lock(Arguments::of(fcinfo)).and_then(|(lock, request)| session::acquire(&lock, request)))
+    answer(session_lock(fcinfo).and_then(|(lock, request)| session::acquire(&lock, request)))
 }
 
 #[pg_extern(sql = false)]
 fn named_lock_strict(fcinfo: pg_sys::FunctionCallInfo) {
-    answer(session_lock(Arguments::of(fcinfo)).and_then(|(lock, request)| session::acquire_strict(&lock, request)));
+    answer(session_lock(fcinfo).and_then(|(lock, request)| session::acquire_strict(&lock, request)));
 }
 
 #[pg_extern(sql = false)]
 fn named_xact_lock(fcinfo: pg_sys::FunctionCallInfo) -> bool {
-    answer(transaction_lock(Arguments::of(fcinfo)).and_then(|(lock, request)| session::acquire(&lock, request)))
+    answer(transaction_lock(fcinfo).and_then(|(lock, request)| session::acquire(&lock, request)))
 }
 
 #[pg_extern(sql = false)]
 fn named_xact_lock_strict(fcinfo: pg_sys::FunctionCallInfo) {
-    answer(transaction_lock(Arguments::of(fcinfo)).and_then(|(lock, request)| session::acquire_strict(&lock, request)));
+    answer(transaction_lock(fcinfo).and_then(|(lock, request)| session::acquire_strict(&lock, request)));
 }
 
 /// The last argument, INOUT in SQL, only makes the row that the procedure returns.
 #[pg_extern(sql = false)]
 fn named_lock_wait(fcinfo: pg_sys::FunctionCallInfo) -> Row {
-    let acquired = answer(session_lock(Arguments::of(fcinfo)).and_then(|(lock, request)| {
+    let acquired = answer(session_lock(fcinfo).and_then(|(lock, request)| {
         snapshot::without_snapshot(fcinfo, || lock.describe(), || session::acquire(&lock, request))
     }));
     Row::new(fcinfo, [acquired.into_datum()])
@@ -79,8 +83,9 @@ fn named_lock_held(fcinfo: pg_sys::FunctionCallInfo) -> i32 {
 fn named_lock_convert(fcinfo: pg_sys::FunctionCallInfo) -> bool {
     let args = Arguments::of(fcinfo);
     answer(named(args.text(0), args.boolean(3)).and_then(|lock| {
-        let mode = required("mode", args.mode(1)?)?;
-        session::convert(&lock, mode, Wait::from_timeout(args.interval(2))?)
+        let request = request(Scope::Session, args.interval(2), args.mode(1)?, None)?;
+        let request = by_rule(fcinfo, &lock, request)?;
+        session::convert(&lock, request.mode, request.wait)
     }))
 }
 
@@ -88,8 +93,10 @@ fn named_lock_convert(fcinfo: pg_sys::FunctionCallInfo) -> bool {
 #[pg_extern(sql = false)]
 fn named_lock_extend(fcinfo: pg_sys::FunctionCallInfo) -> Option<TimestampWithTimeZone> {
     let args = Arguments::of(fcinfo);
-    let expires_at = named(args.text(0), args.boolean(2))
-        .and_then(|lock| session::extend(&lock, hold_limit_micros(args.interval(1))?));
+    let expires_at = named(args.text(0), args.boolean(2)).and_then(|lock| {
+        let request = request(Scope::Session, None, Some(Mode::Exclusive), args.interval(1))?;
+        session::extend(&lock, by_rule(fcinfo, &lock, request)?.hold_limit)
+    });
     answer(expires_at).map(timestamp)
 }
 

@@ -4,8 +4,8 @@ use crate::rules::mode::Mode;
 use crate::server::arguments::{Jsonb, OidOrZero, ServerText, interval, timestamp};
 use crate::server::databases::{DatabaseName, DatabaseNames};
 use crate::server::ffi;
-use crate::server::lease_table::Tables;
 use crate::server::report::answer;
+use crate::server::tables::Tables;
 use crate::server::who;
 use pgrx::datum::{Inet, Interval, TimestampWithTimeZone};
 use pgrx::prelude::*;
@@ -96,7 +96,9 @@ fn lock_holders(
 
 #[pg_extern(sql = false)]
 #[allow(clippy::type_complexity)]
-fn lock_waiters() -> TableIterator<
+fn lock_waiters(
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> TableIterator<
     'static,
     (
         name!(kind, Option<&'static str>),
@@ -112,7 +114,8 @@ fn lock_waiters() -> TableIterator<
         name!(blocked_by, Vec<i32>),
     ),
 > {
-    TableIterator::new(who::all_waiters().into_iter().map(|waiter| {
+    let waiters = answer(Tables::beside(fcinfo).and_then(|tables| who::all_waiters(&tables)));
+    TableIterator::new(waiters.into_iter().map(|waiter| {
         (
             waiter.kind,
             who::domain(waiter.name.as_ref()),
@@ -130,6 +133,6 @@ fn lock_waiters() -> TableIterator<
 }
 
 #[pg_extern(sql = false)]
-fn lock_graph() -> ServerText {
-    ServerText::from_utf8(&who::graph())
+fn lock_graph(fcinfo: pg_sys::FunctionCallInfo) -> ServerText {
+    ServerText::from_utf8(&answer(Tables::beside(fcinfo).and_then(|tables| who::graph(&tables))))
 }

@@ -70,8 +70,20 @@ pub enum Error {
     LeaseReadOnly { lease: String, what: &'static str },
     #[error("cannot prepare a transaction that has changed a lease")]
     PreparedLease,
+    #[error("permission denied for domain \"{domain}\": cannot lock {lock}")]
+    DomainDenied { lock: String, domain: String },
+    #[error("{what} of {lock} is over the max_hold of its domain ({} s)", *.max_hold as f64 / 1e6)]
+    OverMaxHold { lock: String, what: &'static str, max_hold: i64 },
+    #[error("domain \"{domain}\" has a colon")]
+    DomainWithColon { domain: String },
+    #[error("max_wait must be between 0 and 24 days")]
+    MaxWait,
+    #[error("max_hold must be between 100 ms and 10 years")]
+    MaxHold,
+    #[error("permission denied to change the rules for domains")]
+    NotDomainOwner,
     #[error("the tables of the extension are not those that this version of its library works with")]
-    LeaseTables,
+    Tables,
 }
 
 /// How long a call that did not get its lock has waited.
@@ -83,6 +95,8 @@ pub enum Waited {
     Timeout(i32),
     /// For the server's `lock_timeout`, in milliseconds.
     LockTimeout(i32),
+    /// For as long as the rule for the name's domain lets, in milliseconds.
+    MaxWait(i32),
 }
 
 impl Waited {
@@ -92,6 +106,7 @@ impl Waited {
             Wait::Try => Waited::Try,
             Wait::Millis(millis) => Waited::Timeout(millis),
             Wait::Server | Wait::Forever => Waited::LockTimeout(lock_timeout),
+            Wait::Limited(millis) => Waited::MaxWait(millis),
         }
     }
 }
@@ -101,6 +116,7 @@ fn waited(wait: &Waited) -> String {
         Waited::Try => " at once".to_owned(),
         Waited::Timeout(millis) => format!(" within {millis} ms"),
         Waited::LockTimeout(millis) => format!(" within lock_timeout ({millis} ms)"),
+        Waited::MaxWait(millis) => format!(" within the max_wait of its domain ({millis} ms)"),
     }
 }
 
@@ -201,6 +217,10 @@ impl Error {
             | Error::KeepFor
             | Error::Permits
             | Error::PermitsDiffer { .. }
+            | Error::OverMaxHold { .. }
+            | Error::DomainWithColon { .. }
+            | Error::MaxWait
+            | Error::MaxHold
             | Error::ModeNotNative { .. } => "22023",
             Error::NameTooLong { .. } => "22001",
             Error::KeyClash { .. } => "54000",
@@ -213,9 +233,9 @@ impl Error {
             | Error::HeldByTransaction { .. }
             | Error::NotOneHold { .. }
             | Error::LeaseEnded { .. }
-            | Error::LeaseTables => "55000",
+            | Error::Tables => "55000",
             Error::LeaseTaken { .. } => "55006",
-            Error::NotYourLease { .. } => "42501",
+            Error::NotYourLease { .. } | Error::DomainDenied { .. } | Error::NotDomainOwner => "42501",
             Error::NotSnapshotFree { .. } => "25001",
         }
     }
@@ -302,11 +322,17 @@ impl Error {
             Error::NotYourLease { .. } => {
                 "A lease is changed by members of the role that acquired it; members of pg_signal_backend may break it."
             }
+            Error::DomainDenied { .. } => {
+                "The view lock_domains says members of which role may lock names in the domain."
+            }
+            Error::OverMaxHold { .. } => "The view lock_domains has the limits; the extension's owner may change them.",
+            Error::DomainWithColon { .. } => "The domain of a name is what stands before its first colon.",
+            Error::NotDomainOwner => "Only the extension's owner and superusers may.",
             Error::LeaseInRecovery { .. } => "Connect to the primary.",
             Error::PreparedLease => {
                 "Commit the change of the lease first; lease_guard() may be part of a prepared transaction."
             }
-            Error::LeaseTables => "Run ALTER EXTENSION named_locks UPDATE.",
+            Error::Tables => "Run ALTER EXTENSION named_locks UPDATE.",
             _ => return None,
         })
     }

@@ -44,9 +44,16 @@ pub enum Wait {
     Millis(i32),
     /// For ever; `lock_timeout` does not apply.
     Forever,
+    /// So many milliseconds, by the domain's rule where the call gives no timeout: an error when they have passed.
+    Limited(i32),
 }
 
 impl Wait {
+    /// Whether the call fails when the wait has run out, as one of the server's would.
+    pub fn fails(self) -> bool {
+        matches!(self, Wait::Server | Wait::Limited(_))
+    }
+
     /// Out of the argument `timeout`: NULL is [`Wait::Server`], 0 is [`Wait::Try`], milliseconds are rounded up.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! The rules: what names, keys, modes, waits, holds, leases and tokens mean. Plain Rust, no server, tested without one.
 
+pub mod domain;
 pub mod error;
 pub mod graph;
 pub mod holds;

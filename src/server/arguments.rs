@@ -7,7 +7,7 @@ use crate::rules::error::Error;
 use crate::rules::interval::Interval;
 use crate::rules::mode::Mode;
 use pgrx::callconv::{BoxRet, FcInfo};
-use pgrx::datum::{Datum, FromDatum, IntoDatum, TimestampWithTimeZone};
+use pgrx::datum::{Datum, DatumWithOid, FromDatum, IntoDatum, TimestampWithTimeZone};
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -44,10 +44,16 @@ impl Arguments {
     /// An `interval`; None for NULL.
     pub fn interval(self, number: usize) -> Option<Interval> {
         // SAFETY: points to an interval.
-        self.datum(number).map(|datum| unsafe {
-            let interval = *datum.cast_mut_ptr::<pg_sys::Interval>();
-            Interval { months: interval.month, days: interval.day, micros: interval.time }
-        })
+        self.datum(number).map(|datum| unsafe { interval_of(datum) })
+    }
+
+    /// An argument to be handed on to SQL, as the type of that OID, which it is declared with.
+    pub fn to_sql<'a>(self, number: usize, type_oid: pg_sys::Oid) -> DatumWithOid<'a> {
+        match self.datum(number) {
+            // SAFETY: of that type, and alive as long as the call.
+            Some(datum) => unsafe { DatumWithOid::new(datum, type_oid) },
+            None => DatumWithOid::null_oid(type_oid),
+        }
     }
 
     /// A `named_lock_mode`; None for NULL.
@@ -81,6 +87,16 @@ impl Arguments {
             (!argument.isnull).then_some(argument.value)
         }
     }
+}
+
+/// An interval out of SQL's.
+///
+/// # Safety
+/// The datum points to one.
+pub unsafe fn interval_of(datum: pg_sys::Datum) -> Interval {
+    // SAFETY: the caller's.
+    let interval = unsafe { *datum.cast_mut_ptr::<pg_sys::Interval>() };
+    Interval { months: interval.month, days: interval.day, micros: interval.time }
 }
 
 /// A value of the server's of any length, in memory of the current call.

@@ -1,10 +1,10 @@
 //! Drawing fencing tokens from their sequence, so that none comes twice whatever happens to the server.
 
 use super::ffi;
-use super::lease_table::Tables;
 use super::lock_manager::{self, Outcome};
 use super::process_local::ProcessLocal;
 use super::report::Problem;
+use super::tables::Tables;
 use super::try_block::{ServerError, try_block};
 use crate::rules::holds::Scope;
 use crate::rules::interval::Wait;

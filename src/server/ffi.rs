@@ -137,6 +137,16 @@ unsafe extern "C-unwind" {
         index_unchanged: bool,
         info: *mut pg_sys::IndexInfo,
     ) -> bool;
+    pub fn systable_beginscan(
+        table: pg_sys::Relation,
+        index: pg_sys::Oid,
+        index_ok: bool,
+        snapshot: pg_sys::Snapshot,
+        key_count: c_int,
+        keys: pg_sys::ScanKey,
+    ) -> pg_sys::SysScanDesc;
+    pub fn systable_getnext(scan: pg_sys::SysScanDesc) -> pg_sys::HeapTuple;
+    pub fn systable_endscan(scan: pg_sys::SysScanDesc);
     pub fn BuildIndexInfo(index: pg_sys::Relation) -> *mut pg_sys::IndexInfo;
     pub fn ScanKeyInit(
         key: pg_sys::ScanKey,

@@ -8,11 +8,12 @@ use super::arguments::Varlena;
 use super::clock;
 use super::ffi;
 use super::latch;
-use super::lease_table::{self, Change, NewRow, Row, See, Tables, Written};
+use super::lease_table::{self, Change, NewRow, Row, See, Written};
 use super::lock_manager::{self, Outcome};
 use super::report::Problem;
 use super::session::{self, Touch};
 use super::snapshot;
+use super::tables::Tables;
 use super::{activity, fencing, who};
 use crate::rules::error::{Error, LeaseHolder, Waited};
 use crate::rules::holds::Scope;
@@ -111,6 +112,11 @@ impl<'a> Lease<'a> {
     /// The lease of a name in this database.
     pub fn named(tables: Tables, name: Name<'a>) -> Self {
         Self { tables, name, key: lease_key(name) }
+    }
+
+    /// The domain of its name.
+    pub fn domain(&self) -> &'a [u8] {
+        self.name.domain()
     }
 
     /// What errors call it.
@@ -230,7 +236,7 @@ impl<'a> Lease<'a> {
         let answer = self.wait_in_queue(&request, deadline, refusal);
         session::end_lease_wait();
         match answer? {
-            Answer::Refused(refusal) if wait == Wait::Server => {
+            Answer::Refused(refusal) if wait.fails() => {
                 let wait = Waited::of(wait, lock_manager::lock_timeout());
                 Err(Error::LeaseNotObtained { lease: self.describe(), wait, holder: refusal.holder }.into())
             }
@@ -551,6 +557,7 @@ impl Deadline {
         let millis = match wait {
             Wait::Server => lock_manager::lock_timeout(),
             Wait::Millis(millis) => millis,
+            Wait::Limited(millis) => millis.max(1),
             Wait::Try | Wait::Forever => 0,
         };
         Self((millis > 0).then(|| Instant::now() + Duration::from_millis(millis as u64)))

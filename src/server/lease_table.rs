@@ -11,11 +11,11 @@ use super::arguments::{Varlena, text_bytes};
 use super::encoding;
 use super::ffi;
 use super::report::Problem;
+use super::tables::Tables;
 use super::try_block::try_block;
 use crate::rules::error::Error;
 use crate::rules::lease::{Bound, Grant, Moment, Term};
 use pgrx::pg_sys;
-use std::ffi::CStr;
 
 /// The columns, in the order of `sql/leases.sql`.
 mod column {
@@ -43,41 +43,6 @@ mod column {
 /// The index's columns, and how they are compared.
 const KEY_ATTRIBUTE: i16 = 1;
 const TOKEN_ATTRIBUTE: i16 = 2;
-
-/// Where the extension's tables are.
-#[derive(Clone, Copy, Debug)]
-pub struct Tables {
-    table: pg_sys::Oid,
-    index: pg_sys::Oid,
-    /// The sequence of fencing tokens.
-    pub token: pg_sys::Oid,
-    /// The sequence whose value is the timeline of the last token.
-    pub timeline: pg_sys::Oid,
-}
-
-impl Tables {
-    /// Those in the schema of the function that is being called.
-    ///
-    /// # Errors
-    /// [`Error::LeaseTables`] where there are none.
-    pub fn beside(fcinfo: pg_sys::FunctionCallInfo) -> Result<Self, Problem> {
-        // SAFETY: the server's call information; looks names up in its caches.
-        let tables = unsafe {
-            try_block(|| {
-                let namespace = ffi::get_func_namespace((*(*fcinfo).flinfo).fn_oid);
-                let find = |name: &CStr| ffi::get_relname_relid(name.as_ptr(), namespace);
-                Self {
-                    table: find(c"lease"),
-                    index: find(c"lease_pkey"),
-                    token: find(c"lease_token"),
-                    timeline: find(c"lease_timeline"),
-                }
-            })
-        }?;
-        let missing = [tables.table, tables.index, tables.token, tables.timeline].contains(&pg_sys::InvalidOid);
-        if missing { Err(Error::LeaseTables.into()) } else { Ok(tables) }
-    }
-}
 
 /// Which versions of rows a read sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,8 +161,8 @@ unsafe fn with_table<R>(
     // SAFETY: the caller's; what is opened here is closed here, or at the end of the transaction that an error ends.
     let result = unsafe {
         try_block(|| {
-            let table = ffi::table_open(tables.table, mode);
-            let index = ffi::index_open(tables.index, mode);
+            let table = ffi::table_open(tables.lease, mode);
+            let index = ffi::index_open(tables.lease_index, mode);
             let snapshot = ffi::RegisterSnapshot(ffi::GetLatestSnapshot());
             let is_ours = (*(*table).rd_att).natts as usize == column::COUNT;
             let result = if is_ours { work(Open { table, index, snapshot }) } else { Err(WrongShape) };
@@ -209,7 +174,7 @@ unsafe fn with_table<R>(
             result
         })
     }?;
-    result.map_err(|WrongShape| Error::LeaseTables.into())
+    result.map_err(|WrongShape| Error::Tables.into())
 }
 
 /// The table has other columns than this library knows.
@@ -218,7 +183,7 @@ struct WrongShape;
 /// The rows of a lease, or the one with that token.
 ///
 /// # Errors
-/// [`Error::LeaseTables`], the server's.
+/// [`Error::Tables`], the server's.
 pub fn read(tables: &Tables, key: u64, token: Option<i64>, see: See, payloads: bool) -> Result<Vec<Row>, Problem> {
     let keys = [(KEY_ATTRIBUTE, pg_sys::BTEqualStrategyNumber, key as i64)];
     let with_token = [keys[0], (TOKEN_ATTRIBUTE, pg_sys::BTEqualStrategyNumber, token.unwrap_or_default())];
@@ -228,7 +193,7 @@ pub fn read(tables: &Tables, key: u64, token: Option<i64>, see: See, payloads: b
 /// All committed rows, payloads and all.
 ///
 /// # Errors
-/// [`Error::LeaseTables`], the server's.
+/// [`Error::Tables`], the server's.
 pub fn read_all(tables: &Tables) -> Result<Vec<Row>, Problem> {
     read_rows(tables, &[], See::Committed, true)
 }
@@ -281,8 +246,9 @@ impl Scan {
             let mut scan_keys = [pg_sys::ScanKeyData::default(); MAX_KEYS];
             for (scan_key, &(attribute, strategy, value)) in scan_keys.iter_mut().zip(keys) {
                 let procedure = match strategy {
-                    pg_sys::BTEqualStrategyNumber => pg_sys::F_INT8EQ,
-                    _ => pg_sys::F_INT8GT,
+                    pg_sys::BTLessStrategyNumber => pg_sys::F_INT8LT,
+                    pg_sys::BTGreaterStrategyNumber => pg_sys::F_INT8GT,
+                    _ => pg_sys::F_INT8EQ,
                 };
                 ffi::ScanKeyInit(scan_key, attribute, strategy as u16, procedure.into(), pg_sys::Datum::from(value));
             }
@@ -437,7 +403,7 @@ fn term_values(term: &Term) -> [(usize, pg_sys::Datum); 6] {
 /// Inserts a row.
 ///
 /// # Errors
-/// [`Error::LeaseTables`], the server's.
+/// [`Error::Tables`], the server's.
 pub fn insert(tables: &Tables, row: &NewRow<'_>) -> Result<(), Problem> {
     let grant = &row.grant;
     let bound = grant.bound.unwrap_or(Bound { pid: 0, session: 0 });
@@ -502,7 +468,7 @@ fn written(result: pg_sys::TM_Result::Type) -> Written {
 /// Changes a row.
 ///
 /// # Errors
-/// [`Error::LeaseTables`], the server's.
+/// [`Error::Tables`], the server's.
 pub fn update(tables: &Tables, row: &Row, change: Change<'_>) -> Result<Written, Problem> {
     let requested = change.requested.map(text_datum);
     // SAFETY: server calls; the tuple is a copy of one of the table's.
@@ -545,7 +511,7 @@ pub fn update(tables: &Tables, row: &Row, change: Change<'_>) -> Result<Written,
 /// Deletes a row.
 ///
 /// # Errors
-/// [`Error::LeaseTables`], the server's.
+/// [`Error::Tables`], the server's.
 pub fn delete(tables: &Tables, row: &Row) -> Result<Written, Problem> {
     // SAFETY: server calls.
     unsafe {
@@ -574,7 +540,7 @@ unsafe fn delete_at(open: Open, tid: pg_sys::ItemPointer) -> pg_sys::TM_Result::
 /// applies, deadlocks are found. The row has to be read again then.
 ///
 /// # Errors
-/// [`Error::LeaseTables`], the server's.
+/// [`Error::Tables`], the server's.
 pub fn wait_for_others(tables: &Tables, row: &Row) -> Result<(), Problem> {
     // SAFETY: server calls. The row is locked for this transaction if it is still there, so that nobody comes between.
     unsafe {
@@ -598,22 +564,22 @@ pub fn wait_for_others(tables: &Tables, row: &Row) -> Result<(), Problem> {
     }
 }
 
-/// Looks at the next few entries of the index behind a lease's, deletes rows for which `has_ended` says so, and lets the
+/// Looks at the next few entries of the index behind a lease's (and from its start on, as in a ring), deletes rows for which `has_ended` says so, and lets the
 /// index have the room of dead ones. With a few such steps at each grant the table stays as large as its live rows want
 /// it, however many names have been used.
 ///
 /// # Errors
-/// [`Error::LeaseTables`], the server's.
+/// [`Error::Tables`], the server's.
 pub fn sweep(tables: &Tables, key: u64, entries: usize, has_ended: impl Fn(&Grant) -> bool) -> Result<(), Problem> {
     let mut found = Vec::with_capacity(entries);
     // SAFETY: server calls; the vector is outside of the block and does not grow in it.
     unsafe {
         with_table(tables, pg_sys::RowExclusiveLock, |open| {
             let behind = [(KEY_ATTRIBUTE, pg_sys::BTGreaterStrategyNumber, key as i64)];
-            let from_the_start: &[Key] = &[];
+            let before = [(KEY_ATTRIBUTE, pg_sys::BTLessStrategyNumber, key as i64)];
             let mut left = entries;
-            for keys in [&behind[..], from_the_start] {
-                let mut scan = Scan::begin(open, open.snapshot, keys);
+            for keys in [behind, before] {
+                let mut scan = Scan::begin(open, open.snapshot, &keys);
                 while left > 0 {
                     match scan.next_entry() {
                         None => break,

@@ -89,6 +89,7 @@ pub fn wait(tag: Tag, mode: Mode, scope: Scope, wait: Wait, description: &str) -
                 Wait::Server => lock_timeout,
                 Wait::Try => 1, // one that has to go through the queue
                 Wait::Millis(millis) => millis,
+                Wait::Limited(millis) => millis.max(1),
                 Wait::Forever => 0,
             };
             ffi::LockAcquire(&locktag, lockmode, is_session, false);

@@ -19,7 +19,7 @@ use crate::rules::interval::Wait;
 use crate::rules::key::{Space, Tag};
 use crate::rules::lease::Bound;
 use crate::rules::mode::Mode;
-use crate::rules::name::{Name, display};
+use crate::rules::name::{Name, display, domain_of};
 use pgrx::pg_sys;
 use std::cell::{OnceCell, RefCell};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -51,6 +51,11 @@ impl<'a> Lock<'a> {
     /// Where it stands in the lock manager.
     pub fn tag(&self) -> Tag {
         self.tag
+    }
+
+    /// The domain of its name.
+    pub fn domain(&self) -> &'a [u8] {
+        domain_of(self.name)
     }
 
     /// What errors call it.
@@ -181,7 +186,7 @@ pub fn acquire(lock: &Lock<'_>, request: Request) -> Result<bool, Problem> {
 fn answer(lock: &Lock<'_>, request: Request, outcome: Outcome) -> Result<bool, Problem> {
     match outcome {
         Outcome::Granted => Ok(true),
-        Outcome::NotAvailable if request.wait == Wait::Server => Err(not_obtained(lock, request).into()),
+        Outcome::NotAvailable if request.wait.fails() => Err(not_obtained(lock, request).into()),
         Outcome::NotAvailable => Ok(false),
     }
 }
@@ -664,7 +669,7 @@ impl Session {
     fn begin_wait(&mut self, place: Place, scope: Scope, wait: Wait) {
         let millis = match wait {
             Wait::Server => lock_manager::lock_timeout(),
-            Wait::Millis(millis) => millis,
+            Wait::Millis(millis) | Wait::Limited(millis) => millis,
             Wait::Try | Wait::Forever => 0,
         };
         if let Some(registry) = &mut self.registry {

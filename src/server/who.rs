@@ -4,11 +4,12 @@ use super::activity::{self, Activity};
 use super::arguments::ServerText;
 use super::clock;
 use super::ffi;
-use super::lease_table::{self, Tables};
+use super::lease_table::{self, See};
 use super::lock_table::{self, LockTable, Row};
-use super::registry::{Party, Published};
+use super::registry::{Party, Published, WaitForLease};
 use super::report::Problem;
 use super::session::{self, describe, published};
+use super::tables::Tables;
 use crate::rules::error::{self, Error};
 use crate::rules::graph::{self, Edge};
 use crate::rules::holds::Scope;
@@ -265,7 +266,7 @@ fn lease_rows(picture: &Picture, leases: Vec<lease_table::Row>) -> Vec<HolderRow
                 activity: picture.activity(pid).cloned(),
                 acquired_at: Some(grant.term.acquired.wall),
                 limit: None,
-                waiters: waits.iter().filter(|wait| (wait.key, wait.database) == (key, database)).count() as i32,
+                waiters: count_waits(&waits, key),
                 lease: Some(Lease {
                     grant,
                     remaining,
@@ -280,20 +281,22 @@ fn lease_rows(picture: &Picture, leases: Vec<lease_table::Row>) -> Vec<HolderRow
 
 /// How many sessions wait for a lease of this database.
 pub fn lease_waiters(key: u64) -> i32 {
+    count_waits(&session::waits_for_leases(), key)
+}
+
+fn count_waits(waits: &[WaitForLease], key: u64) -> i32 {
     let database = ffi::my_database();
-    session::waits_for_leases().iter().filter(|wait| (wait.key, wait.database) == (key, database)).count() as i32
+    waits.iter().filter(|wait| (wait.key, wait.database) == (key, database)).count() as i32
 }
 
 /// Those who wait for leases: the first in each queue sleeps, the others are in the lock manager's queue behind it.
-fn lease_waiter_rows(picture: &Picture) -> Vec<WaiterRow> {
+fn lease_waiter_rows(picture: &Picture, tables: &Tables) -> Result<Vec<WaiterRow>, Problem> {
     let mut rows = Vec::new();
     for wait in session::waits_for_leases() {
         let activity = picture.activity(Some(wait.pid));
         let queue = Tag::queue(wait.key, wait.database);
         let (queue_position, blocked_by) = if wait.is_head {
-            let permits = |row: &&Row| row.tag.is(Kind::Grant) && row.tag.lease_key() == wait.key && row.hold_mask != 0;
-            let in_the_way = picture.table.rows.iter().filter(permits).filter(|row| row.tag.database == wait.database);
-            (Some(1), in_the_way.map(|row| row.pid.unwrap_or(0)).filter(|&pid| pid != wait.pid).collect())
+            (Some(1), in_the_way(picture, tables, &wait)?)
         } else {
             let in_queue = |row: &Row| row.tag == queue && row.pid == Some(wait.pid) && row.waits_for.is_some();
             if !picture.table.rows.iter().any(in_queue) {
@@ -313,7 +316,26 @@ fn lease_waiter_rows(picture: &Picture) -> Vec<WaiterRow> {
             blocked_by,
         });
     }
-    rows
+    Ok(rows)
+}
+
+/// Whom the first in the queue for a lease waits for: those who guard or are granted it, and sessions it is bound to. 0 is a
+/// prepared transaction. A lease that is not bound is nobody's process.
+fn in_the_way(picture: &Picture, tables: &Tables, wait: &WaitForLease) -> Result<Vec<i32>, Problem> {
+    let is_granted = |row: &&Row| {
+        row.tag.is(Kind::Grant)
+            && (row.tag.lease_key(), row.tag.database) == (wait.key, wait.database)
+            && row.hold_mask != 0
+    };
+    let mut pids: Vec<i32> = picture.table.rows.iter().filter(is_granted).map(|row| row.pid.unwrap_or(0)).collect();
+    if wait.database == ffi::my_database() {
+        let rows = lease_table::read(tables, wait.key, None, See::Committed, false)?;
+        pids.extend(lease_rows(picture, rows).iter().filter_map(|holder| holder.pid));
+    }
+    pids.sort_unstable();
+    pids.dedup();
+    pids.retain(|&pid| pid != wait.pid);
+    Ok(pids)
 }
 
 fn holder_rows(picture: &Picture) -> Vec<HolderRow> {
@@ -327,7 +349,10 @@ fn holder_rows(picture: &Picture) -> Vec<HolderRow> {
 }
 
 /// All sessions that wait for a named or a native lock, or a lease.
-pub fn all_waiters() -> Vec<WaiterRow> {
+///
+/// # Errors
+/// The server's, where the leases cannot be read.
+pub fn all_waiters(tables: &Tables) -> Result<Vec<WaiterRow>, Problem> {
     let picture = Picture::read(None);
     let waiting = picture.table.rows.iter().filter(|row| row.tag.space() != Space::Internal);
     let mut rows: Vec<WaiterRow> = waiting
@@ -353,19 +378,27 @@ pub fn all_waiters() -> Vec<WaiterRow> {
             })
         })
         .collect();
-    rows.extend(lease_waiter_rows(&picture));
-    rows
+    rows.extend(lease_waiter_rows(&picture, tables)?);
+    Ok(rows)
 }
 
 /// Who waits for whom, all kinds of locks together, as a Mermaid flowchart.
-pub fn graph() -> String {
+///
+/// # Errors
+/// The server's, where the leases cannot be read.
+pub fn graph(tables: &Tables) -> Result<String, Problem> {
     let picture = Picture::read(None);
     let mut edges = Vec::new();
-    for row in &picture.table.rows {
+    for waiter in lease_waiter_rows(&picture, tables)? {
+        let lock = waiter.name.map_or_else(|| "lease".to_owned(), |name| display(&name));
+        edges.push(Edge { waiter: waiter.pid, blocked_by: waiter.blocked_by, lock });
+    }
+    for row in picture.table.rows.iter().filter(|row| !row.tag.is(Kind::Queue)) {
         if let (Some(pid), Some(_)) = (row.pid, row.waits_for) {
             let lock = match (row.tag.space(), picture.name(row)) {
                 (_, Some(name)) => display(&name),
                 (Space::Native, None) => describe(row.tag, &[]),
+                (Space::Internal, None) => "lease".to_owned(),
                 (_, None) => "named lock".to_owned(),
             };
             edges.push(Edge { waiter: pid, blocked_by: lock_table::blocking_pids(pid), lock });
@@ -380,7 +413,7 @@ pub fn graph() -> String {
         .iter()
         .filter_map(|(&pid, activity)| Some((pid, activity.application_name.as_ref()?.lossy())))
         .collect();
-    graph::mermaid(&edges, &labels)
+    Ok(graph::mermaid(&edges, &labels))
 }
 
 /// Who holds a lock, for an error's DETAIL.

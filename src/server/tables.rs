@@ -1,0 +1,86 @@
+//! Where the extension's tables are: in the schema of its functions, whatever the search_path.
+
+use super::ffi;
+use super::process_local::ProcessLocal;
+use super::report::Problem;
+use super::try_block::try_block;
+use crate::rules::error::Error;
+use pgrx::pg_sys;
+use std::cell::Cell;
+use std::ffi::CStr;
+
+/// Where the extension's tables are.
+#[derive(Clone, Copy, Debug)]
+pub struct Tables {
+    /// The leases.
+    pub lease: pg_sys::Oid,
+    /// Their index, by key and token.
+    pub lease_index: pg_sys::Oid,
+    /// The sequence of fencing tokens.
+    pub token: pg_sys::Oid,
+    /// The sequence whose value is the timeline of the last token.
+    pub timeline: pg_sys::Oid,
+    /// The rules for domains.
+    pub lock_domain: pg_sys::Oid,
+}
+
+impl Tables {
+    /// Those in the schema of the function that is being called.
+    ///
+    /// # Errors
+    /// [`Error::Tables`] where there are none.
+    pub fn beside(fcinfo: pg_sys::FunctionCallInfo) -> Result<Self, Problem> {
+        // SAFETY: the server's call information; looks the function up in the server's cache.
+        let schema = unsafe { try_block(|| ffi::get_func_namespace((*(*fcinfo).flinfo).fn_oid)) }?;
+        match KNOWN.get() {
+            Some((known, tables)) if known == schema => Ok(tables),
+            _ => Self::look_up(schema),
+        }
+    }
+
+    #[cold]
+    fn look_up(schema: pg_sys::Oid) -> Result<Self, Problem> {
+        watch_catalogue();
+        let changes = CATALOGUE_CHANGES.get();
+        // SAFETY: looks names up in the server's cache.
+        let tables = unsafe {
+            try_block(|| {
+                let find = |name: &CStr| ffi::get_relname_relid(name.as_ptr(), schema);
+                Self {
+                    lease: find(c"lease"),
+                    lease_index: find(c"lease_pkey"),
+                    token: find(c"lease_token"),
+                    timeline: find(c"lease_timeline"),
+                    lock_domain: find(c"lock_domain"),
+                }
+            })
+        }?;
+        let Self { lease, lease_index, token, timeline, lock_domain } = tables;
+        if [lease, lease_index, token, timeline, lock_domain].contains(&pg_sys::InvalidOid) {
+            return Err(Error::Tables.into());
+        }
+        if CATALOGUE_CHANGES.get() == changes {
+            KNOWN.set(Some((schema, tables)));
+        }
+        Ok(tables)
+    }
+}
+
+/// The tables looked up last, and in which schema; forgotten when a relation's name may have come to mean another.
+static KNOWN: ProcessLocal<Cell<Option<(pg_sys::Oid, Tables)>>> = ProcessLocal::cell(None);
+static CATALOGUE_CHANGES: ProcessLocal<Cell<u64>> = ProcessLocal::cell(0);
+
+fn watch_catalogue() {
+    static IS_WATCHED: ProcessLocal<Cell<bool>> = ProcessLocal::cell(false);
+    if !IS_WATCHED.replace(true) {
+        let names = pg_sys::SysCacheIdentifier::RELNAMENSP as i32;
+        // SAFETY: a function that lives as long as the process, with the server's signature.
+        unsafe { pg_sys::CacheRegisterSyscacheCallback(names, Some(on_catalogue_change), pg_sys::Datum::null()) };
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn on_catalogue_change(_argument: pg_sys::Datum, _cache: i32, _hash: u32) {
+    KNOWN.set(None);
+    CATALOGUE_CHANGES.set(CATALOGUE_CHANGES.get() + 1);
+}
