@@ -119,7 +119,9 @@ impl Holder {
 #[test]
 fn c30_a_guarded_write_against_a_takeover_by_a_break() {
     const ROUNDS: u64 = 9_000;
-    let server = Server::shared().new_database("c30", "UTF8");
+    let cluster = Cluster::new(&[]);
+    let _log = LogOfFailure(&cluster);
+    let server: Server = (*cluster).clone();
     let mut watch = server.session("watch");
     watch.run(GUARDED);
     let barrier = Arc::new(Barrier::new(2));
@@ -182,7 +184,9 @@ fn c30_a_guarded_write_against_a_takeover_by_a_break() {
 fn c30_a_guarded_write_against_a_takeover_after_expiry() {
     const PAIRS: u64 = 20;
     const ROUNDS: u64 = 50;
-    let server = Server::shared().new_database("c30", "UTF8");
+    let cluster = Cluster::new(&[]);
+    let _log = LogOfFailure(&cluster);
+    let server: Server = (*cluster).clone();
     let mut watch = server.session("watch");
     watch.run(GUARDED);
     let written = Arc::new(AtomicU64::new(0));
@@ -937,7 +941,7 @@ impl Worker<'_> {
 
     fn step(&mut self) {
         let k = self.history.k.clone();
-        let ttl = ["100 ms", "150 ms", "300 ms", "1 s"][self.random.below(4) as usize];
+        let ttl = ["100 ms", "150 ms", "300 ms", "300 ms"][self.random.below(4) as usize];
         let timeout = ["'0'", "'5 ms'", "'100 ms'", "'1 hour'", "null", "null"][self.random.below(6) as usize];
         let more = format!(", permits => {}, bound => {}", self.history.permits, self.random.one_in(3));
         let acquire = if self.random.one_in(2) {
@@ -952,15 +956,15 @@ impl Worker<'_> {
         };
         self.count("granted");
         // Some are late: their lease has ended and another has it, or they renew it.
-        match self.random.below(10) {
-            0 => std::thread::sleep(Duration::from_millis(80 + self.random.below(60))),
-            1 => {
+        match self.random.below(20) {
+            0 | 1 => std::thread::sleep(Duration::from_millis(80 + self.random.below(60))),
+            2 | 3 => {
                 if self.run(&format!("select lease_renew('{k}', {token}, '200 ms')")).is_none() {
                     return;
                 }
             }
             // Some forget it.
-            2 => return,
+            4 => return,
             _ => {}
         }
         let isolation = ["read committed", "repeatable read"][self.random.below(2) as usize];
@@ -1015,6 +1019,19 @@ impl Drop for EndsAll {
     }
 }
 
+/// Prints the end of the server's log when a test fails.
+struct LogOfFailure<'a>(&'a Cluster);
+
+impl Drop for LogOfFailure<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.0.log();
+            let lines: Vec<&str> = log.lines().filter(|line| !line.contains("canceling statement")).collect();
+            println!("{}", lines[lines.len().saturating_sub(200)..].join("\n"));
+        }
+    }
+}
+
 fn number_of(variable: &str, otherwise: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
 }
@@ -1022,7 +1039,10 @@ fn number_of(variable: &str, otherwise: u64) -> u64 {
 fn history(permits: u32, seconds: u64) {
     let seed = number_of("NAMED_LOCKS_SEED", 20_250_102);
     println!("NAMED_LOCKS_SEED={seed}");
-    let server = Server::shared().new_database("history", "UTF8");
+    // A server of its own, whose log can be looked at.
+    let cluster = Cluster::new(&[]);
+    let _log = LogOfFailure(&cluster);
+    let server: Server = (*cluster).clone();
     let mut watch = server.session("watch");
     watch.run(
         "create table protected (n bigint); insert into protected values (0); \
