@@ -329,34 +329,34 @@ impl World<'_> {
         })
     }
 
-    /// The slots that a session has to be granted, and those for which the contract leaves it open.
-    fn free_slots(&self, who: usize, name: usize) -> (Vec<usize>, Vec<usize>) {
-        let (mut free, mut open) = (Vec::new(), Vec::new());
-        for slot in 0..PERMITS[name] {
+    /// The slots that a session may be granted, and whether it has to be granted one of them.
+    fn free_slots(&self, who: usize, name: usize) -> (Vec<usize>, bool) {
+        let standing = self.standing(who, name);
+        let stands_in = |slot: usize| standing.iter().any(|(_, grant)| grant.slot == slot);
+        let mut free = Vec::new();
+        for slot in (0..PERMITS[name]).filter(|&slot| !stands_in(slot)) {
             let here = (name, slot);
-            if self.others(who).any(|work| work.guards.contains(&here) || work.granted.contains(&here))
-                || self.standing(who, name).iter().any(|(_, grant)| grant.slot == slot)
-            {
-                continue;
-            }
-            let (mut is_taken, mut is_open) = (false, false);
-            for (token, grant) in self.committed.iter().filter(|(_, grant)| (grant.name, grant.slot) == here) {
-                for change in self.others(who).filter_map(|work| work.changes.get(token)) {
-                    // It stands for all but the one who ended it; or it has ended, and its renewal may be committed.
-                    if self.stands(grant) || change.as_ref().is_some_and(|change| self.stands(change)) {
-                        is_taken = true;
-                    } else {
-                        is_open = true;
-                    }
-                }
-            }
-            match (is_taken, is_open) {
-                (true, _) => {}
-                (false, true) => open.push(slot),
-                (false, false) => free.push(slot),
+            let is_locked = self.others(who).any(|work| work.guards.contains(&here) || work.granted.contains(&here));
+            // It stands for all but the one who ended it; or it has ended, and its renewal may be committed.
+            let is_taken =
+                self.committed.iter().filter(|(_, grant)| (grant.name, grant.slot) == here).any(|(token, grant)| {
+                    self.others(who)
+                        .filter_map(|work| work.changes.get(token))
+                        .any(|change| self.stands(grant) || change.as_ref().is_some_and(|change| self.stands(change)))
+                });
+            if !is_locked && !is_taken {
+                free.push(slot);
             }
         }
-        (free, open)
+        // Beside others' unfinished work on the same lease a try may be refused; but guards of permits that are held are
+        // in the way of nobody else.
+        let is_clear = self.others(who).all(|work| {
+            work.granted.iter().all(|&(of, _)| of != name)
+                && work.changes.keys().all(|token| !self.tokens.contains(&(*token, name)))
+                && work.guards.iter().all(|&(of, slot)| of != name || stands_in(slot))
+        });
+        let must = is_clear && !free.is_empty();
+        (free, must)
     }
 
     /// Notes a change: committed at once, or at the end of the transaction.
@@ -595,14 +595,11 @@ impl World<'_> {
         payload: bool,
     ) -> Outcome {
         let in_block = self.parties[who].transaction.is_some();
-        let (free, unsure) = self.free_slots(who, name);
-        if free.is_empty() && !unsure.is_empty() {
-            return Ok(());
-        }
+        let (free, must) = self.free_slots(who, name);
         let by_call = !in_block && matches!(ask, Ask::CallTry | Ask::CallNull);
         let timeout = match ask {
-            Ask::Hour if !free.is_empty() => "'1 hour'",
-            Ask::Null | Ask::CallNull if !free.is_empty() => "null",
+            Ask::Hour if must => "'1 hour'",
+            Ask::Null | Ask::CallNull if must => "null",
             Ask::Limit => "'15 ms'",
             _ => "'0'",
         };
@@ -626,8 +623,12 @@ impl World<'_> {
         };
         let (rows, at) = self.ask(who, &sql)?;
         let Some(token) = rows[0].get(0) else {
-            if !free.is_empty() {
+            if must {
                 return wrong(format!("{sql}: refused, free are {free:?}"));
+            }
+            if !free.is_empty() {
+                self.count("refused though one may be free");
+                return Ok(());
             }
             self.count(if self.is_quiet(name) { "refused" } else { "refused beside uncommitted work" });
             return if by_call { Ok(()) } else { self.refusal(who, name, &sql, &rows, at) };
@@ -653,7 +654,7 @@ impl World<'_> {
             Some(slot) => slot.parse().expect("a number"),
             None => return wrong(format!("{sql}: {token} has no row")),
         };
-        if !free.contains(&slot) && !unsure.contains(&slot) {
+        if !free.contains(&slot) {
             return wrong(format!("{sql}: slot {slot} is granted, free are {free:?}"));
         }
         self.count(if in_block { "granted in a block" } else { "granted" });

@@ -377,14 +377,10 @@ fn c30_a_guard_and_savepoints() {
                 }
             }
             assert_eq!(watch.int(&format!("select lease_break('{k}')")), permits, "{what}");
-            // The other permits are free at once.
-            for _ in 1..permits {
-                take_with(&mut watch, &k, "1 hour", &more);
-            }
             let next = watch.maybe(&format!("select token from lease_acquire('{k}', '1 hour'{more})"));
             assert_eq!(next.is_none(), keeps_out, "{what}, {permits} permits");
             a.run("commit");
-            if keeps_out {
+            for _ in usize::from(!keeps_out)..permits as usize {
                 take_with(&mut watch, &k, "1 hour", &more);
             }
             left_no_trace(&mut watch, a.pid, what);
@@ -541,8 +537,6 @@ fn c53_a_long_guarded_transaction_delays_only_the_next_grant() {
     assert_eq!(b.int(&format!("select count(*) from lease_holder('{k}')")), 1);
     assert_eq!(b.int(&format!("select lease_break('{k}')")), 1, "at once, guarded or not");
     assert_eq!(b.int(&format!("select count(*) from lease_holder('{k}')")), 0);
-    // One of two permits.
-    take_with(&mut b, &k, "1 hour", more);
     assert_eq!(b.maybe(&format!("select token from lease_acquire('{k}', '1 hour'{more})")), None);
     assert_eq!(b.maybe(&format!("select token from lease_acquire('{k}', '1 hour', '100 ms'{more})")), None);
     let waiting = waits(b, &Way::Function.take(&k, "1 hour", None, more), &mut watch);
@@ -820,15 +814,17 @@ fn uncommitted_changes_and_savepoints() {
     give_back(&mut b, &k, token);
 }
 
-/// Two permits, one grant of which is not committed: the other is free, and the third waits.
+/// Of three permits one is held, and one is granted to a transaction that is not committed: the third is free, and the
+/// fourth waits.
 #[test]
 fn an_uncommitted_grant_of_one_permit() {
     let server = Server::shared();
     let mut watch = server.session("watch");
-    let more = ", permits => 2";
+    let more = ", permits => 3";
     for end in ["commit", "rollback"] {
         let k = unique("permits");
         let (mut a, mut b) = (server.session("a"), server.session("b"));
+        let held = take_with(&mut watch, &k, "1 hour", more);
         a.run("begin");
         let first = take_with(&mut a, &k, "1 hour", more);
         b.run("begin");
@@ -846,9 +842,41 @@ fn an_uncommitted_grant_of_one_permit() {
             give_back(&mut b, &k, first);
         }
         let (_, third) = granted(waiting);
-        assert!(first < second && second < third);
-        assert_eq!(watch.int(&format!("select count(*) from lease_holder('{k}')")), 2, "{end}");
-        assert_eq!(watch.int(&format!("select lease_break('{k}')")), 2, "{end}");
+        assert!(held < first && first < second && second < third);
+        assert_eq!(watch.int(&format!("select count(*) from lease_holder('{k}')")), 3, "{end}");
+        assert_eq!(watch.int(&format!("select lease_break('{k}')")), 3, "{end}");
+    }
+}
+
+/// The first grants of a counting lease at once, not committed: never more than there are permits, whichever way they end.
+#[test]
+fn uncommitted_grants_of_all_permits() {
+    let server = Server::shared();
+    let mut watch = server.session("watch");
+    for permits in [1, 2, 5] {
+        let k = unique("permits");
+        let more = format!(", permits => {permits}");
+        let mut sessions: Vec<Session> = (0..permits + 3).map(|_| server.session("grants")).collect();
+        for round in 0..10 {
+            let mut granted = Vec::new();
+            for session in &mut sessions {
+                session.run("begin");
+                let token = session.maybe(&format!("select token from lease_acquire('{k}', '1 hour', '0'{more})"));
+                granted.extend(token);
+            }
+            assert!(!granted.is_empty() && granted.len() <= permits, "{granted:?}");
+            for (number, session) in sessions.iter_mut().enumerate() {
+                session.run(if (number + round) % 3 == 0 { "rollback" } else { "commit" });
+            }
+            let held = watch.int(&format!("select count(*) from lease_holder('{k}')"));
+            assert!(held <= granted.len() as i64);
+            // Then all that are free are free.
+            for _ in held..permits as i64 {
+                take_with(&mut watch, &k, "1 hour", &more);
+            }
+            assert!(watch.maybe(&format!("select token from lease_acquire('{k}', '1 hour', '0'{more})")).is_none());
+            assert_eq!(watch.int(&format!("select lease_break('{k}')")), permits as i64);
+        }
     }
 }
 
