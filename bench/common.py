@@ -38,6 +38,7 @@ class Effort(NamedTuple):
     contended_seconds: float  # of one run
     timeouts: int  # of each duration
     looks: int  # reads of the view
+    wake_ups: int  # hand-overs of each side
     leak_pairs: int
     leak_timeouts: int
 
@@ -53,6 +54,7 @@ FULL = Effort(
     contended_seconds=0.6,
     timeouts=200,
     looks=20,
+    wake_ups=400,
     leak_pairs=1_000_000,
     leak_timeouts=10_000,
 )
@@ -67,6 +69,7 @@ SHORT = Effort(
     contended_seconds=0.3,
     timeouts=40,
     looks=5,
+    wake_ups=80,
     leak_pairs=100_000,
     leak_timeouts=1_000,
 )
@@ -75,7 +78,7 @@ SHORT = Effort(
 class Bench(NamedTuple):
     """What a part needs."""
 
-    server: Server
+    server: BenchServer
     effort: Effort
 
 
@@ -169,9 +172,14 @@ class BenchServer(Server):
             conn.execute("GRANT SELECT ON pg_backend_memory_contexts TO demo")
             conn.execute("GRANT EXECUTE ON FUNCTION pg_get_backend_memory_contexts() TO demo")
 
+    def vacuum(self, *tables: str) -> None:
+        """Clear these tables of dead rows, the extension's among them."""
+        with self._superuser("demo") as conn:
+            conn.execute(f"VACUUM {', '.join(tables)}".encode())
+
 
 @contextmanager
-def bench_server(bindir: Path, runas: str | None) -> Iterator[Server]:
+def bench_server(bindir: Path, runas: str | None) -> Iterator[BenchServer]:
     """Run such a server for the block."""
     check_user(runas)
     # Not $TMPDIR: a socket's path may have 107 bytes only, and `runas` has to get there.

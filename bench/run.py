@@ -1,6 +1,7 @@
 """Measure named locks beside native advisory locks, on a throw-away server.
 
-    run.py [--short] [PART ...]    all, or those named: wire, inside, handover, lateness, holders, leaks
+    run.py [--short] [PART ...]    all, or those named: wire, inside, handover, lateness, holders, leaks,
+                               leases
 
 --short               less of everything, to see that it works
 
@@ -25,8 +26,9 @@ import holders
 import inside
 import lateness
 import leaks
+import leases
 import wire
-from common import FULL, SHORT, Bench, Effort, bench_server
+from common import FULL, SHORT, Bench, BenchServer, Effort, bench_server
 from server import ServerError
 from table import Row, Section, print_table
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
     from server import Server
 
-PARTS = {part.__name__: part for part in (wire, inside, handover, lateness, holders, leaks)}
+PARTS = {part.__name__: part for part in (wire, inside, handover, lateness, holders, leaks, leases)}
 
 
 def measure(part: ModuleType, bench: Bench) -> Section:
@@ -65,7 +67,7 @@ def head(server: Server) -> str:
     return text
 
 
-def measure_all(server: Server, effort: Effort, parts: list[ModuleType]) -> bool:
+def measure_all(server: BenchServer, effort: Effort, parts: list[ModuleType]) -> bool:
     """Measure and print; True if nothing is missing."""
     begin = time.monotonic()
     print(head(server))

@@ -15,14 +15,15 @@ from common import NATIVE, Bench, Figures, Pairs, Side, execute, in_turn, second
 from table import Row, Target, compared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from server import Server
 
 TARGET = Target(">=", 0.97)
 NAME = "'bench:' || :client_id"  # each client has a lock of its own
 NAME_OF_FIRST = "'bench:first'"
-WARM_UP = 1_000  # transactions, which also tell how many fill the time
+WARM_UP = 1_000  # transactions of a client, which also tell how many fill the time
+MOST_WARM_UP = 4_000  # of all clients together
 LIMIT_SECONDS = 120.0  # for one run
 
 
@@ -55,27 +56,35 @@ def transaction_script(side: Side) -> str:
     return f"begin;\nselect {side.xact_lock.format(NAME)};\nend;\n"
 
 
-def throughput(bench: Bench, script: Callable[[Side], str], clients: int) -> Pairs:
-    """Transactions per second of both sides, which run the same number of them."""
-    with tempfile.TemporaryDirectory(prefix="named_locks-") as folder:
-        path = Path(folder) / "script.sql"
+def throughput(
+    bench: Bench,
+    script: Callable[[Side], str],
+    clients: int,
+    options: Sequence[str] = (),
+    before: Callable[[], None] = lambda: None,
+) -> Pairs:
+    """Transactions per second of both sides, which run the same number of them; `before` each run, something to do."""
 
-        def run(side: Side, transactions: int) -> Figures:
-            path.write_text(script(side))
-            return (pgbench(bench.server, path, clients, transactions),)
+    def run(side: Side, transactions: int) -> Figures:
+        before()
+        return (pgbench(bench.server, script(side), clients, transactions, options),)
 
-        (rate,) = run(NATIVE, WARM_UP)
-        transactions = max(WARM_UP, round(rate * bench.effort.wire_seconds / clients))
-        [pairs] = in_turn(bench.effort.wire_rounds, partial(run, transactions=transactions))
-        return pairs
+    least = min(WARM_UP, MOST_WARM_UP // clients)
+    (rate,) = run(NATIVE, least)
+    transactions = max(least, round(rate * bench.effort.wire_seconds / clients))
+    [pairs] = in_turn(bench.effort.wire_rounds, partial(run, transactions=transactions))
+    return pairs
 
 
-def pgbench(server: Server, script: Path, clients: int, transactions: int) -> float:
+def pgbench(server: Server, script: str, clients: int, transactions: int, options: Sequence[str] = ()) -> float:
     """Run a script `transactions` times by each client; transactions per second, without the time to connect."""
     threads = min(clients, os.cpu_count() or 1)
-    command = [str(server.bindir / "pgbench"), "--no-vacuum", "--protocol=prepared", f"--file={script}"]
-    options = [f"--client={clients}", f"--jobs={threads}", f"--transactions={transactions}", server.conninfo]
-    done = subprocess.run(command + options, check=False, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    with tempfile.TemporaryDirectory(prefix="named_locks-") as folder:
+        path = Path(folder) / "script.sql"
+        path.write_text(script)
+        command = [str(server.bindir / "pgbench"), "--no-vacuum", "--protocol=prepared", f"--file={path}", *options]
+        size = [f"--client={clients}", f"--jobs={threads}", f"--transactions={transactions}", server.conninfo]
+        done = subprocess.run(command + size, check=False, capture_output=True, text=True, timeout=LIMIT_SECONDS)
     rate = re.search(r"^tps = ([0-9.]+) \(without initial connection time\)", done.stdout, re.MULTILINE)
     if done.returncode != 0 or rate is None:
         raise RuntimeError(f"pgbench: {done.stderr.strip() or done.stdout.strip()}")

@@ -1,6 +1,7 @@
 """Play the situations one after the other on a throw-away server, and check that each went as it should.
 
-    run.py [SITUATION ...]    all, or those named: daily_report, leader, create_user, migrate, who_holds_it
+    run.py [SITUATION ...]    all, or those named: daily_report, leader, create_user, migrate, who_holds_it,
+                              reconnect, paused_holder, leader_lease
 
 NAMED_LOCKS_PG_BIN    the folder with initdb and postgres, of a server in which the extension is installed
 NAMED_LOCKS_RUNAS     for root only: the OS user to run the server as
@@ -19,7 +20,10 @@ from typing import TYPE_CHECKING
 import create_user
 import daily_report
 import leader
+import leader_lease
 import migrate
+import paused_holder
+import reconnect
 import who_holds_it
 from server import Server, ServerError, throwaway_server
 from stage import Checks
@@ -27,7 +31,19 @@ from stage import Checks
 if TYPE_CHECKING:
     from types import ModuleType
 
-SITUATIONS = {situation.__name__: situation for situation in (daily_report, leader, create_user, migrate, who_holds_it)}
+SITUATIONS = {
+    situation.__name__: situation
+    for situation in (
+        daily_report,
+        leader,
+        create_user,
+        migrate,
+        who_holds_it,
+        reconnect,
+        paused_holder,
+        leader_lease,
+    )
+}
 
 
 def play(situation: ModuleType, server: Server) -> Checks:

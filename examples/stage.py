@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import os
 import signal
 import time
 from contextlib import contextmanager, suppress
@@ -80,6 +82,19 @@ class Crew:
     def terminate(self, client: str) -> None:
         """SIGTERM: what an orchestrator sends to a process that should end."""
         self._clients[client][0].terminate()
+
+    def pause(self, client: str) -> None:
+        """SIGSTOP: the process stands still wherever it is."""
+        self._send_signal(client, signal.SIGSTOP)
+
+    def resume(self, client: str) -> None:
+        """SIGCONT: it goes on, and has not noticed anything."""
+        self._send_signal(client, signal.SIGCONT)
+
+    def _send_signal(self, client: str, number: signal.Signals) -> None:
+        pid = self._clients[client][0].pid
+        assert pid is not None, f"{client} was never started"
+        os.kill(pid, number)
 
     def close(self) -> None:
         """End all: by asking, and after a second by force."""
@@ -184,7 +199,8 @@ def show_locks(conn: psycopg.Connection) -> None:
     show(
         conn,
         "lock_holders",
-        """SELECT name, kind, mode, pid, application_name, state, held_for, hold_limit, waiters
+        """SELECT name, kind, mode, pid, application_name, state, token, owner, payload, held_for, hold_limit,
+                  remaining, waiters
              FROM lock_holders ORDER BY acquired_at""",
     )
     show(
@@ -217,6 +233,8 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, timedelta):
         return f"{value.total_seconds():.3f} s"
+    if isinstance(value, dict):
+        return json.dumps(value)
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return str(value)

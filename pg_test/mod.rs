@@ -25,6 +25,8 @@ mod bad_input;
 #[cfg(test)]
 mod crash;
 #[cfg(test)]
+mod domains;
+#[cfg(test)]
 mod hold_limit;
 mod in_server;
 #[cfg(test)]

@@ -28,15 +28,15 @@ CREATE TABLE lease (
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_cost_delay = 0
 );
-COMMENT ON TABLE lease IS 'one row for each grant of a lease; read it through lock_holders and lease_holder()';
+COMMENT ON TABLE lease IS 'one row for each grant of a lease, and one for an order to its holder; read it through lock_holders and lease_holder()';
 COMMENT ON COLUMN lease.key IS 'XXH3-64 of the name';
-COMMENT ON COLUMN lease.token IS 'the fencing token: higher than any before it in this database';
+COMMENT ON COLUMN lease.token IS 'the fencing token: higher than any before it in this database; negated, an order to the holder of that token';
 COMMENT ON COLUMN lease.slot IS 'which of the permits it is, from 0';
 COMMENT ON COLUMN lease.permits IS 'how many grants the lease may have at once';
-COMMENT ON COLUMN lease.role IS 'the role that acquired it';
+COMMENT ON COLUMN lease.role IS 'the role that acquired it, or gave the order';
 COMMENT ON COLUMN lease.bound_pid IS 'the process whose session it ends with; 0 if with none';
 COMMENT ON COLUMN lease.bound_session IS 'tells that session from others of the same process number';
-COMMENT ON COLUMN lease.kept IS 'released, and kept from others until it expires';
+COMMENT ON COLUMN lease.kept IS 'released, and kept from others until it expires; of an order, that it ends the grant';
 COMMENT ON COLUMN lease.ttl IS 'time to live, in microseconds';
 COMMENT ON COLUMN lease.acquired_at IS 'when it was granted, by the wall clock';
 COMMENT ON COLUMN lease.expires_at IS 'when it expires, by the wall clock of its grant or last renewal';
@@ -45,7 +45,7 @@ COMMENT ON COLUMN lease.acquired_boot IS 'when it was granted, in microseconds s
 COMMENT ON COLUMN lease.expires_boot IS 'when it expires, in microseconds since that boot';
 COMMENT ON COLUMN lease.name IS 'the name';
 COMMENT ON COLUMN lease.owner IS 'who holds it, as the holder calls itself';
-COMMENT ON COLUMN lease.requested IS 'the reason for which somebody asked the holder to hand over';
+COMMENT ON COLUMN lease.requested IS 'of an order, the reason for which somebody asks the holder to hand over';
 COMMENT ON COLUMN lease.payload IS 'what the holder wants others to know';
 
 -- epoch << 42 | counter. A sequence is not transactional: a token is used up even if its grant is rolled back.

@@ -1,6 +1,6 @@
-//! named_locks: locks with names, timeouts and a view of who holds them, for PostgreSQL.
+//! named_locks: locks with names and timeouts, leases with fencing tokens, and a view of who holds them, for PostgreSQL.
 //!
-//! Three kinds of room: `api` is what SQL calls, one call each; `rules` is what names, keys, modes and holds mean,
+//! Three kinds of room: `api` is what SQL calls, one call each; `rules` is what names, keys, modes, holds and leases mean,
 //! without a server; `server` is the server's side, one wrapper for each of its facilities.
 
 mod api;

@@ -9,6 +9,7 @@ use crate::server::domains;
 use crate::server::lock_manager::lock_timeout;
 use crate::server::report::Problem;
 use crate::server::session::{Lock, Request};
+use crate::server::tables::Tables;
 use pgrx::pg_sys;
 
 /// The value of an argument that must not be NULL.
@@ -24,7 +25,9 @@ pub fn named<'a>(name: Option<&'a [u8]>, cluster_wide: Option<bool>) -> Result<L
 
 /// How a named lock may be asked for by the rule for its domain.
 pub fn by_rule(fcinfo: pg_sys::FunctionCallInfo, lock: &Lock<'_>, request: Request) -> Result<Request, Problem> {
-    let Some(rule) = domains::rule(fcinfo, lock.domain(), || lock.describe())? else { return Ok(request) };
+    let Some(rule) = domains::rule(|| Tables::beside(fcinfo), lock.domain(), || lock.describe())? else {
+        return Ok(request);
+    };
     let hold_limit = match request.scope {
         Scope::Session => rule.hold_limit(request.hold_limit, || lock.describe())?,
         Scope::Transaction => None,

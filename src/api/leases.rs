@@ -6,7 +6,6 @@ use crate::rules::interval::{Wait, keep_for_micros, ttl_micros};
 use crate::rules::key::MAX_PERMITS;
 use crate::rules::name::Name;
 use crate::server::arguments::{Arguments, Jsonb, Row, ServerText, interval, timestamp};
-use crate::server::domains;
 use crate::server::lease::{Answer, Lease, Request};
 use crate::server::lock_manager::lock_timeout;
 use crate::server::report::{Problem, answer};
@@ -24,16 +23,8 @@ fn lease<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<Lease<'a>, Problem> {
 /// The same, where the caller may lock it by the rule for its domain.
 fn lockable_lease<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<Lease<'a>, Problem> {
     let lease = lease(fcinfo)?;
-    domains::rule(fcinfo, lease.domain(), || lease.describe())?;
+    lease.rule()?;
     Ok(lease)
-}
-
-fn may_lock(fcinfo: pg_sys::FunctionCallInfo, lease: &Lease<'_>) -> Result<bool, Problem> {
-    match domains::rule(fcinfo, lease.domain(), || lease.describe()) {
-        Ok(_) => Ok(true),
-        Err(Problem::Rule(error)) if matches!(*error, Error::DomainDenied { .. }) => Ok(false),
-        Err(problem) => Err(problem),
-    }
 }
 
 /// `(name, token, …)`
@@ -57,7 +48,7 @@ fn request<'a>(fcinfo: pg_sys::FunctionCallInfo, lease: &Lease<'_>, lock_timeout
             .ok_or(Error::Permits)?,
         bound: required("bound", args.boolean(6))?,
     };
-    if let Some(rule) = domains::rule(fcinfo, lease.domain(), || lease.describe())? {
+    if let Some(rule) = lease.rule()? {
         rule.check_ttl(request.ttl, || lease.describe())?;
         request.wait = rule.cap(request.wait, lock_timeout);
     }
@@ -112,7 +103,9 @@ fn lease_renew(fcinfo: pg_sys::FunctionCallInfo) -> Row {
     let args = Arguments::of(fcinfo);
     let renewed = lease_and_token(fcinfo).and_then(|(lease, token)| {
         let ttl = args.interval(2).map(ttl_micros).transpose()?;
-        if let (Some(ttl), Some(rule)) = (ttl, domains::rule(fcinfo, lease.domain(), || lease.describe())?) {
+        if let Some(ttl) = ttl
+            && let Some(rule) = lease.limits()?
+        {
             rule.check_ttl(ttl, || lease.describe())?;
         }
         lease.renew(token, ttl, args.jsonb(3))
@@ -171,8 +164,7 @@ fn lease_holder(
         name!(permits, i32),
     ),
 > {
-    let (may_lock, (rows, now)) =
-        answer(lease(fcinfo).and_then(|lease| Ok((may_lock(fcinfo, &lease)?, lease.holders()?))));
+    let (may_lock, (rows, now)) = answer(lease(fcinfo).and_then(|lease| Ok((lease.may_lock()?, lease.holders()?))));
     let holders = rows.into_iter().map(|mut row| {
         let term = row.grant.term;
         (

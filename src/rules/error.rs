@@ -163,8 +163,10 @@ impl Holder {
 /// Who holds a lease, as an error's DETAIL tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseHolder {
-    /// As it calls itself.
-    pub owner: String,
+    /// As it calls itself; None without the right to know.
+    pub owner: Option<String>,
+    /// What its payload says of it.
+    pub about: Option<String>,
     /// Since when.
     pub since: String,
     /// For how long it has the lease if it does not renew it, in microseconds.
@@ -173,12 +175,10 @@ pub struct LeaseHolder {
 
 impl LeaseHolder {
     fn describe(&self) -> String {
-        format!(
-            "Held by \"{}\" since {}, and for another {} if not renewed.",
-            self.owner,
-            self.since,
-            seconds(self.remaining)
-        )
+        let owner = self.owner.as_ref().map(|owner| format!(" by \"{owner}\"")).unwrap_or_default();
+        let about = self.about.as_ref().map(|about| format!(" ({about})")).unwrap_or_default();
+        let (since, remaining) = (&self.since, seconds(self.remaining));
+        format!("Held{owner}{about} since {since}, and for another {remaining} if not renewed.")
     }
 }
 
@@ -382,7 +382,8 @@ mod tests {
             lease: "lease \"leader\"".into(),
             token: 42,
             holder: LeaseHolder {
-                owner: "node-b".into(),
+                owner: Some("node-b".into()),
+                about: Some("address 10.0.0.7:5000".into()),
                 since: "2026-11-29 14:00:00+00".into(),
                 remaining: 12_345_678,
             },
@@ -390,7 +391,7 @@ mod tests {
         assert_eq!(error.to_string(), "lease \"leader\" is held by another");
         assert_eq!(
             error.detail().unwrap(),
-            "Held by \"node-b\" since 2026-11-29 14:00:00+00, and for another 12.345 s if not renewed. \
+            "Held by \"node-b\" (address 10.0.0.7:5000) since 2026-11-29 14:00:00+00, and for another 12.345 s if not renewed. \
              Token 42 is not valid any more."
         );
         assert_eq!(error.sqlstate(), "55006");

@@ -28,12 +28,14 @@ pub enum Kind {
     Name = 0,
     /// Held by a session as long as its session holds are worth something; see [`Tag::sentinel`].
     Sentinel = 1,
-    /// One permit of a lease; see [`Tag::grant`].
-    Grant = 2,
+    /// One of several permits of a lease; see [`Tag::permit`].
+    Permit = 2,
     /// The queue for a lease; see [`Tag::queue`].
     Queue = 3,
     /// The right to raise the fencing tokens' sequence; see [`Tag::token_floor`].
     TokenFloor = 4,
+    /// A lease as a whole; see [`Tag::lease`].
+    Lease = 5,
 }
 
 impl Kind {
@@ -42,7 +44,7 @@ impl Kind {
     }
 }
 
-/// How many permits a lease can have: their numbers stand in the low bits of [`Tag::grant`].
+/// How many permits a lease can have: their numbers stand in the low bits of [`Tag::permit`].
 pub const MAX_PERMITS: u16 = 1 << KIND_SHIFT;
 
 /// What a lease's rows and tags are found by: XXH3-64 of its name.
@@ -105,15 +107,30 @@ impl Tag {
         Self { database, high: pid as u32, low: session, class: Kind::Sentinel.class(0) }
     }
 
-    /// A permit of a lease. Whoever grants it takes this exclusively, whoever guards writes by it takes it in share mode,
-    /// both to the end of their transaction. Nobody waits for it in exclusive mode, which would shut out guards.
-    pub fn grant(key: u64, slot: u16, database: u32) -> Self {
-        Self::from_hash(database, key, Kind::Grant.class(slot & DOMAIN_MASK))
+    /// A lease as a whole, held to the end of a transaction by whoever
+    /// - guards writes by it: intent share;
+    /// - grants one more of its permits: intent exclusive;
+    /// - grants it when it is free, so that the number of permits may be another than before: exclusive.
+    ///
+    /// Nobody waits for it in the last two modes, which would shut out guards.
+    pub fn lease(key: u64, database: u32) -> Self {
+        Self::from_hash(database, key, Kind::Lease.class(0))
+    }
+
+    /// One of several permits of a lease. Whoever grants it takes this exclusively, whoever guards writes by it in share
+    /// mode, beside the [lease's](Tag::lease) tag.
+    pub fn permit(key: u64, slot: u16, database: u32) -> Self {
+        Self::from_hash(database, key, Kind::Permit.class(slot & DOMAIN_MASK))
     }
 
     /// The queue for a lease: whoever holds it is next.
     pub fn queue(key: u64, database: u32) -> Self {
         Self::from_hash(database, key, Kind::Queue.class(0))
+    }
+
+    /// Held by whoever gives an order to the holders of a lease, to the end of their transaction.
+    pub fn orders(key: u64, database: u32) -> Self {
+        Self::from_hash(database, key, Kind::Queue.class(1))
     }
 
     /// Held while the sequence of fencing tokens is raised.
@@ -136,7 +153,7 @@ impl Tag {
         self.class & !DOMAIN_MASK == kind.class(0)
     }
 
-    /// The lease that a tag of kind [`Kind::Grant`] or [`Kind::Queue`] is about.
+    /// The lease that a tag of kind [`Kind::Lease`], [`Kind::Permit`] or [`Kind::Queue`] is about.
     pub fn lease_key(self) -> u64 {
         self.hash64()
     }
@@ -246,14 +263,16 @@ mod tests {
             prop_assert_eq!(pair.native_key(), format!("{key1}, {key2}"));
             for (internal, kind) in [
                 (Tag::sentinel(pid, session, 5), Kind::Sentinel),
-                (Tag::grant(key as u64, slot, 5), Kind::Grant),
+                (Tag::lease(key as u64, 5), Kind::Lease),
+                (Tag::permit(key as u64, slot, 5), Kind::Permit),
                 (Tag::queue(key as u64, 5), Kind::Queue),
+                (Tag::orders(key as u64, 5), Kind::Queue),
                 (Tag::token_floor(5), Kind::TokenFloor),
             ] {
                 prop_assert_eq!(internal.space(), Space::Internal);
                 prop_assert!(internal.is(kind) && !named.is(kind) && !bigint.is(kind));
             }
-            prop_assert_eq!(Tag::grant(key as u64, slot, 5).lease_key(), key as u64);
+            prop_assert_eq!(Tag::permit(key as u64, slot, 5).lease_key(), key as u64);
         }
 
         #[test]

@@ -9,4 +9,5 @@ pub mod key;
 pub mod lease;
 pub mod mode;
 pub mod name;
+pub mod payload;
 pub mod token;

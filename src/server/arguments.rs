@@ -9,7 +9,7 @@ use crate::rules::mode::Mode;
 use pgrx::callconv::{BoxRet, FcInfo};
 use pgrx::datum::{Datum, DatumWithOid, FromDatum, IntoDatum, TimestampWithTimeZone};
 use pgrx::pg_sys;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
 
 /// The arguments of a call, by their number from 0, as the signatures in `sql/` have them.
@@ -223,6 +223,14 @@ unsafe impl BoxRet for Jsonb {
     }
 }
 
+/// A jsonb, as the server keeps it, as JSON in UTF-8.
+pub fn json_text(jsonb: &[u8]) -> Vec<u8> {
+    let jsonb = Jsonb(jsonb.to_vec()).into_datum();
+    // SAFETY: SQL's own function, with its one argument; its result is a C string.
+    let text = unsafe { pgrx::direct_function_call::<&CStr>(pg_sys::jsonb_out, &[jsonb]) };
+    encoding::to_utf8(text.unwrap_or_default().to_bytes()).to_vec()
+}
+
 /// An `oid` result that may be 0: the bindings' own type makes NULL of that.
 #[derive(Clone, Copy, Debug)]
 pub struct OidOrZero(pub u32);
@@ -270,16 +278,34 @@ impl Row {
     ) -> Self {
         let mut nulls = values.map(|value| value.is_none());
         let mut values = values.map(|value| value.unwrap_or(pg_sys::Datum::null()));
-        // SAFETY: the server's call information; the description that it gives is blessed and used at once.
+        let description = row_description(fcinfo);
+        // SAFETY: as many values as the description has columns.
         unsafe {
-            let mut description = std::ptr::null_mut();
-            let class = pg_sys::get_call_result_type(fcinfo, std::ptr::null_mut(), &mut description);
-            assert_eq!(class, pg_sys::TypeFuncClass::TYPEFUNC_COMPOSITE, "declared to return a row");
             assert_eq!((*description).natts as usize, COLUMNS, "declared with as many columns");
-            let description = pg_sys::BlessTupleDesc(description);
             let tuple = pg_sys::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());
             Self(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))
         }
+    }
+}
+
+/// The rows that a function returns, made once for each that returns some: the columns of a function never change.
+fn row_description(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::TupleDesc {
+    static KNOWN: ProcessLocal<RefCell<Vec<(pg_sys::Oid, pg_sys::TupleDesc)>>> = ProcessLocal::ref_cell(Vec::new());
+    // SAFETY: the server's call information; what it says is copied to memory of the process.
+    unsafe {
+        let function = (*(*fcinfo).flinfo).fn_oid;
+        let known = KNOWN.borrow().iter().find(|known| known.0 == function).map(|known| known.1);
+        if let Some(description) = known {
+            return description;
+        }
+        let mut description = std::ptr::null_mut();
+        let class = pg_sys::get_call_result_type(fcinfo, std::ptr::null_mut(), &mut description);
+        assert_eq!(class, pg_sys::TypeFuncClass::TYPEFUNC_COMPOSITE, "declared to return a row");
+        let context = std::mem::replace(&mut *(&raw mut pg_sys::CurrentMemoryContext), pg_sys::TopMemoryContext);
+        let description = pg_sys::BlessTupleDesc(pg_sys::CreateTupleDescCopy(description));
+        pg_sys::CurrentMemoryContext = context;
+        KNOWN.borrow_mut().push((function, description));
+        description
     }
 }
 

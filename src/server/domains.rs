@@ -53,29 +53,43 @@ static CHANGES: ProcessLocal<Cell<u64>> = ProcessLocal::cell(0);
 /// [`Error::DomainDenied`] where the caller may not; the server's.
 #[inline]
 pub fn rule(
-    fcinfo: pg_sys::FunctionCallInfo,
+    tables: impl FnOnce() -> Result<Tables, Problem>,
     domain: &[u8],
     lock: impl FnOnce() -> String,
 ) -> Result<Option<Rule>, Problem> {
-    if KNOWN.get() == Known::None { Ok(None) } else { look_up(fcinfo, domain, lock) }
+    match find(tables, domain)? {
+        Some(rule) if !may_use(&rule) => Err(Error::DomainDenied { lock: lock(), domain: display(domain) }.into()),
+        rule => Ok(rule),
+    }
+}
+
+/// Whether the caller may lock names in a domain with that rule.
+pub fn may_use(rule: &Rule) -> bool {
+    rule.role.is_none_or(|role| activity::may_act_as(role.into()))
+}
+
+/// The rule for a domain, whoever asks. `tables` is asked for where the rules have to be read.
+///
+/// # Errors
+/// The server's.
+#[inline]
+pub fn find(tables: impl FnOnce() -> Result<Tables, Problem>, domain: &[u8]) -> Result<Option<Rule>, Problem> {
+    // Within a transaction block the server learns of changes when it locks a table, which a call like this does not.
+    // SAFETY: a question about this process's state; and a server call, as at the lock of a table.
+    unsafe {
+        if ffi::IsTransactionBlock() {
+            try_block(|| ffi::AcceptInvalidationMessages())?;
+        }
+    }
+    if KNOWN.get() == Known::None { Ok(None) } else { look_up(tables, domain) }
 }
 
 #[cold]
-fn look_up(
-    fcinfo: pg_sys::FunctionCallInfo,
-    domain: &[u8],
-    lock: impl FnOnce() -> String,
-) -> Result<Option<Rule>, Problem> {
+fn look_up(tables: impl FnOnce() -> Result<Tables, Problem>, domain: &[u8]) -> Result<Option<Rule>, Problem> {
     if KNOWN.get() == Known::Nothing {
-        load(&Tables::beside(fcinfo)?)?;
+        load(&tables()?)?;
     }
-    let rule = RULES.borrow().as_ref().and_then(|rules| rules.get(domain).copied());
-    match rule {
-        Some(Rule { role: Some(role), .. }) if !activity::may_act_as(role.into()) => {
-            Err(Error::DomainDenied { lock: lock(), domain: display(domain) }.into())
-        }
-        rule => Ok(rule),
-    }
+    Ok(RULES.borrow().as_ref().and_then(|rules| rules.get(domain).copied()))
 }
 
 fn load(tables: &Tables) -> Result<(), Problem> {

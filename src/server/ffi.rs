@@ -72,12 +72,16 @@ unsafe extern "C-unwind" {
 
     // utils/portal.h, access/xact.h
     pub fn IsTransactionState() -> bool;
+    pub fn IsTransactionBlock() -> bool;
     pub fn GetCurrentSubTransactionId() -> pg_sys::SubTransactionId;
     pub fn ForgetPortalSnapshots();
     fn GetCurrentTimestamp() -> pg_sys::TimestampTz;
     pub fn GetPortalByName(name: *const c_char) -> pg_sys::Portal;
     pub fn GetCurrentStatementStartTimestamp() -> pg_sys::TimestampTz;
     pub fn RecoveryInProgress() -> bool;
+
+    // utils/inval.h
+    pub fn AcceptInvalidationMessages();
 
     // utils/snapmgr.h
     pub fn GetLatestSnapshot() -> pg_sys::Snapshot;
@@ -147,6 +151,7 @@ unsafe extern "C-unwind" {
     ) -> pg_sys::SysScanDesc;
     pub fn systable_getnext(scan: pg_sys::SysScanDesc) -> pg_sys::HeapTuple;
     pub fn systable_endscan(scan: pg_sys::SysScanDesc);
+    pub fn RelationGetIndexList(table: pg_sys::Relation) -> *mut pg_sys::List;
     pub fn BuildIndexInfo(index: pg_sys::Relation) -> *mut pg_sys::IndexInfo;
     pub fn ScanKeyInit(
         key: pg_sys::ScanKey,

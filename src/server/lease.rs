@@ -1,11 +1,17 @@
 //! Leases: what the SQL functions do, on rows, tags and the clock together.
 //!
-//! A grant is made in this order: first in the queue, the permit's tag taken exclusively, the newest rows read, the clock
-//! read, a token drawn, the row inserted. A guard takes the tag in share mode, then reads the row, then the clock. So
-//! either the guarded transaction ends before the next grant is made, or it finds its lease gone.
+//! *Tags.* A grant is made in this order: first in the queue, the tags taken, the rows read, a token drawn, the row
+//! inserted. A guard takes the tags too, in weaker modes, and then reads the newest row and the clock. So either the guarded
+//! transaction ends before the next grant is made, or it finds its lease gone.
+//!
+//! *Renewals* take no tag. One succeeds only if the lease has not ended when its row is written. So a grant that first
+//! looks at the clock, then for unfinished changes, then at the newest rows, sees every renewal of a lease that it takes
+//! for ended.
 
-use super::arguments::Varlena;
+use super::arguments::{self, Varlena};
 use super::clock;
+use super::domains;
+use super::encoding;
 use super::ffi;
 use super::latch;
 use super::lease_table::{self, Change, NewRow, Row, See, Written};
@@ -15,6 +21,7 @@ use super::session::{self, Touch};
 use super::snapshot;
 use super::tables::Tables;
 use super::{activity, fencing, who};
+use crate::rules::domain::Rule;
 use crate::rules::error::{Error, LeaseHolder, Waited};
 use crate::rules::holds::Scope;
 use crate::rules::interval::Wait;
@@ -22,6 +29,7 @@ use crate::rules::key::{Tag, lease_key};
 use crate::rules::lease::{self, Grant, Now, Term};
 use crate::rules::mode::Mode;
 use crate::rules::name::{Name, display};
+use crate::rules::payload;
 use pgrx::pg_sys;
 use std::time::{Duration, Instant};
 
@@ -29,7 +37,7 @@ use std::time::{Duration, Instant};
 const RETRY_AFTER: i64 = 100_000;
 /// The first in the queue looks after so many microseconds although nobody has waked it: 1 s.
 const LOOK_AGAIN: i64 = 1_000_000;
-/// So many entries of the index behind the lease's own are looked at when it is granted.
+/// So many entries of the index are looked at with each grant, for rows that have ended.
 const SWEPT_ENTRIES: usize = 8;
 
 /// A lease that a call is about.
@@ -71,9 +79,7 @@ pub enum Answer {
 pub struct Refusal {
     /// The grant that ends first, where that is what is in the way: what is left of it, and when it ends.
     pub until: Option<(i64, i64)>,
-    /// Who has it; None where nobody does, or nobody can say.
-    pub holder: Option<LeaseHolder>,
-    /// The same in the database's encoding.
+    /// Who has it, in the database's encoding; None where nobody does, or nobody can say.
     pub owner: Option<Vec<u8>>,
     /// In how many microseconds it is worth trying again.
     pub retry_after: i64,
@@ -82,16 +88,17 @@ pub struct Refusal {
 impl Refusal {
     /// Others wait, or a transaction under way is at it.
     const fn unknown() -> Self {
-        Self { until: None, holder: None, owner: None, retry_after: RETRY_AFTER }
+        Self { until: None, owner: None, retry_after: RETRY_AFTER }
     }
 
-    fn by(row: &Row, now: Now) -> Self {
-        let remaining = row.grant.term.remaining(now).max(0);
-        let is_held = !row.grant.kept;
+    /// The grant that ends first is in the way.
+    fn of(state: &State) -> Self {
+        let remaining = |row: &&Row| row.grant.term.remaining(state.now);
+        let Some(row) = state.live.iter().min_by_key(remaining) else { return Self::unknown() };
+        let remaining = remaining(&row).max(0);
         Self {
             until: Some((remaining, row.grant.term.expires.wall)),
-            holder: is_held.then(|| for_error(row, remaining)),
-            owner: is_held.then(|| row.owner.clone()),
+            owner: (!row.grant.kept).then(|| row.owner.clone()),
             retry_after: remaining,
         }
     }
@@ -114,9 +121,28 @@ impl<'a> Lease<'a> {
         Self { tables, name, key: lease_key(name) }
     }
 
-    /// The domain of its name.
-    pub fn domain(&self) -> &'a [u8] {
-        self.name.domain()
+    /// The rule for its domain, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::DomainDenied`] where the caller may not lock it; the server's.
+    pub fn rule(&self) -> Result<Option<Rule>, Problem> {
+        domains::rule(|| Ok(self.tables), self.name.domain(), || self.describe())
+    }
+
+    /// The same, whoever asks.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn limits(&self) -> Result<Option<Rule>, Problem> {
+        domains::find(|| Ok(self.tables), self.name.domain())
+    }
+
+    /// Whether the caller may lock it, and so know who has it.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn may_lock(&self) -> Result<bool, Problem> {
+        Ok(self.limits()?.is_none_or(|rule| domains::may_use(&rule)))
     }
 
     /// What errors call it.
@@ -124,34 +150,29 @@ impl<'a> Lease<'a> {
         format!("lease \"{}\"", display(self.name.bytes()))
     }
 
-    fn grant_tag(&self, slot: u16) -> Tag {
-        Tag::grant(self.key, slot, ffi::my_database())
+    fn tag(&self) -> Tag {
+        Tag::lease(self.key, ffi::my_database())
+    }
+
+    fn permit_tag(&self, slot: u16) -> Tag {
+        Tag::permit(self.key, slot, ffi::my_database())
     }
 
     fn queue_tag(&self) -> Tag {
         Tag::queue(self.key, ffi::my_database())
     }
 
-    /// The newest rows, ended ones too.
-    fn rows(&self, token: Option<i64>, payloads: bool) -> Result<Vec<Row>, Problem> {
-        lease_table::read(&self.tables, self.key, token, See::Committed, payloads)
+    /// The newest rows, and what they mean now.
+    fn state(&self, payloads: bool) -> Result<State, Problem> {
+        let rows = lease_table::read(&self.tables, self.key, None, See::Committed, payloads)?;
+        State::of(rows, clock::now())
     }
 
-    /// The newest rows that keep others out, held and kept ones, and what time it is.
-    fn live_rows(&self, payloads: bool) -> Result<(Vec<Row>, Now), Problem> {
-        let rows = self.rows(None, payloads)?;
-        let now = clock::now();
-        Ok((live(rows, now)?, now))
-    }
-
-    /// The row of a token if the lease is held with it, and what time it is.
-    fn held_row(&self, token: i64) -> Result<Option<(Row, Now)>, Problem> {
-        let row = self.rows(Some(token), false)?.into_iter().find(|row| row.name == self.name.bytes());
-        let now = clock::now();
-        Ok(match row {
-            Some(row) if !row.grant.kept && is_live(&row.grant, now)? => Some((row, now)),
-            _ => None,
-        })
+    /// The grant with that token, if it is held.
+    fn held(&self, token: i64) -> Result<Option<(Row, State)>, Problem> {
+        let mut state = self.state(false)?;
+        let is_it = |row: &Row| row.grant.token == token && self.is_held(row);
+        Ok(state.live.iter().position(is_it).map(|position| (state.live.swap_remove(position), state)))
     }
 
     /// Fails where a lease of another name with the same key is in use, or this one with another number of permits.
@@ -172,25 +193,52 @@ impl<'a> Lease<'a> {
 
     /// Why the lease is not held with a token any more.
     fn lost(&self, token: i64) -> Problem {
-        let (rows, now) = match self.live_rows(false) {
-            Ok(live) => live,
-            Err(problem) => return problem,
-        };
+        self.why_lost(token).map_or_else(|problem| problem, Problem::from)
+    }
+
+    fn why_lost(&self, token: i64) -> Result<Error, Problem> {
+        let state = self.state(true)?;
         let lease = self.describe();
-        let others: Vec<&Row> = rows.iter().filter(|row| row.name == self.name.bytes()).collect();
-        let taken = others.iter().find(|row| !row.grant.kept);
-        match taken {
-            Some(row) if others.len() >= usize::from(row.grant.permits) => {
-                Error::LeaseTaken { lease, token, holder: for_error(row, row.grant.term.remaining(now)) }.into()
-            }
-            _ => {
-                let ended = self.rows(Some(token), false).ok().and_then(|rows| {
-                    let expired_for = -rows.first().filter(|row| !row.grant.kept)?.grant.term.remaining(now);
-                    (expired_for >= 0).then_some(expired_for)
-                });
-                Error::LeaseEnded { lease, token, expired_for: ended }.into()
-            }
+        let holders: Vec<&Row> = state.live.iter().filter(|row| self.is_held(row)).collect();
+        if let Some(row) = holders.first()
+            && holders.len() >= usize::from(row.grant.permits)
+        {
+            return Ok(Error::LeaseTaken { lease, token, holder: self.holder(row, state.now)? });
         }
+        let row = state.ended.iter().find(|row| row.grant.token == token && !row.grant.kept);
+        let expired_for = row.map(|row| -row.grant.term.remaining(state.now)).filter(|&micros| micros >= 0);
+        Ok(Error::LeaseEnded { lease, token, expired_for })
+    }
+
+    /// Why a call that has to have the lease, or fails, does not have it.
+    fn not_obtained(&self, wait: Wait) -> Problem {
+        self.why_not_obtained(wait).map_or_else(|problem| problem, Problem::from)
+    }
+
+    fn why_not_obtained(&self, wait: Wait) -> Result<Error, Problem> {
+        let (rows, now) = self.holders()?;
+        Ok(Error::LeaseNotObtained {
+            lease: self.describe(),
+            wait: Waited::of(wait, lock_manager::lock_timeout()),
+            holder: rows.first().map(|row| self.holder(row, now)).transpose()?,
+        })
+    }
+
+    /// Whether a live row is one of somebody who holds this lease.
+    fn is_held(&self, row: &Row) -> bool {
+        !row.grant.kept && row.name == self.name.bytes()
+    }
+
+    /// Who holds it, for an error.
+    fn holder(&self, row: &Row, now: Now) -> Result<LeaseHolder, Problem> {
+        let may_know = self.may_lock()?;
+        let facts = |payload: &[u8]| payload::facts(&arguments::json_text(payload));
+        Ok(LeaseHolder {
+            owner: may_know.then(|| String::from_utf8_lossy(encoding::to_utf8(&row.owner)).into_owned()),
+            about: row.payload.as_deref().filter(|_| may_know).and_then(facts),
+            since: who::time_text(row.grant.term.acquired.wall),
+            remaining: row.grant.term.remaining(now).max(0),
+        })
     }
 
     /// Fails where leases cannot be changed.
@@ -236,10 +284,7 @@ impl<'a> Lease<'a> {
         let answer = self.wait_in_queue(&request, deadline, refusal);
         session::end_lease_wait();
         match answer? {
-            Answer::Refused(refusal) if wait.fails() => {
-                let wait = Waited::of(wait, lock_manager::lock_timeout());
-                Err(Error::LeaseNotObtained { lease: self.describe(), wait, holder: refusal.holder }.into())
-            }
+            Answer::Refused(_) if wait.fails() => Err(self.not_obtained(wait)),
             answer => Ok(answer),
         }
     }
@@ -253,8 +298,7 @@ impl<'a> Lease<'a> {
         if lock_manager::wait(queue, Mode::Exclusive, Scope::Transaction, wait, &description)? == Outcome::NotAvailable
         {
             // The holder may be another by now.
-            let (rows, now) = self.live_rows(false)?;
-            return Ok(Answer::Refused(self.refusal(&rows, now)));
+            return Ok(Answer::Refused(Refusal::of(&self.state(false)?)));
         }
         session::lead_lease_wait();
         let answer = loop {
@@ -271,87 +315,99 @@ impl<'a> Lease<'a> {
         Ok(answer)
     }
 
-    fn refusal(&self, live: &[Row], now: Now) -> Refusal {
-        let first = live.iter().min_by_key(|row| row.grant.term.remaining(now));
-        first.map_or_else(Refusal::unknown, |row| Refusal::by(row, now))
-    }
-
     /// One try. It writes nothing, not even a transaction id, unless the lease is granted.
     fn try_acquire(&self, request: &Request<'_>, is_head: bool) -> Result<Answer, Problem> {
-        let (rows, now) = self.live_rows(false)?;
-        self.check_rows(&rows, request.permits)?;
-        let free = lease::free_slots(request.permits, rows.iter().map(|row| row.grant.slot));
-        if free.is_empty() {
-            return Ok(Answer::Refused(self.refusal(&rows, now)));
+        if let Err(refusal) = self.look(request)? {
+            return Ok(Answer::Refused(refusal));
         }
         if is_head {
-            return self.try_permits(request, &free);
+            return self.try_as_head(request);
         }
-        let queue = self.queue_tag();
-        if lock_manager::try_acquire(queue, Mode::Exclusive, Scope::Transaction)? == Outcome::NotAvailable {
-            return Ok(Answer::Refused(Refusal::unknown()));
-        }
-        let answer = self.try_permits(request, &free)?;
-        lock_manager::release(queue, Mode::Exclusive, Scope::Transaction);
-        Ok(answer)
+        with_tag(self.queue_tag(), Mode::Exclusive, || {
+            let answer = self.try_as_head(request)?;
+            lock_manager::release(self.queue_tag(), Mode::Exclusive, Scope::Transaction);
+            Ok(Some(answer))
+        })
+        .map(|answer| answer.unwrap_or_else(|| Answer::Refused(Refusal::unknown())))
     }
 
-    /// As the first in the queue: takes the first permit whose tag is free.
-    fn try_permits(&self, request: &Request<'_>, free: &[u16]) -> Result<Answer, Problem> {
-        for &slot in free {
-            let tag = self.grant_tag(slot);
-            if lock_manager::try_acquire(tag, Mode::Exclusive, Scope::Transaction)? == Outcome::NotAvailable {
-                continue; // guarded, or being granted, by a transaction under way
-            }
-            if self.clear_permit(request, slot)? {
-                return self.grant(request, slot);
-            }
-            lock_manager::release(tag, Mode::Exclusive, Scope::Transaction);
-        }
-        Ok(Answer::Refused(Refusal::unknown()))
+    /// The permits that nobody has, or who has them; and whether nobody has any.
+    fn look(&self, request: &Request<'_>) -> Result<Result<(Vec<u16>, bool), Refusal>, Problem> {
+        let state = self.state(false)?;
+        self.check_rows(&state.live, request.permits)?;
+        let free = lease::free_slots(request.permits, state.live.iter().map(|row| row.grant.slot));
+        Ok(if free.is_empty() { Err(Refusal::of(&state)) } else { Ok((free, state.live.is_empty())) })
     }
 
-    /// With the permit's tag: whether it is free. Rows of it that have ended are deleted.
-    fn clear_permit(&self, request: &Request<'_>, slot: u16) -> Result<bool, Problem> {
-        'again: loop {
-            // Uncommitted rows first: what is committed in between is among the committed ones.
-            if self.is_being_taken(request, slot)? {
-                return Ok(false);
+    /// One try as the first in the queue.
+    fn try_as_head(&self, request: &Request<'_>) -> Result<Answer, Problem> {
+        loop {
+            let (free, is_first) = match self.look(request)? {
+                Ok(free) => free,
+                Err(refusal) => return Ok(Answer::Refused(refusal)),
+            };
+            if let Some(granted) = self.try_permits(request, &free, is_first)? {
+                return Ok(granted);
             }
-            let rows = self.rows(None, false)?;
-            let now = clock::now();
-            let mut ended = Vec::new();
-            let mut alive = Vec::new();
-            for row in rows {
-                if is_live(&row.grant, now)? { alive.push(row) } else { ended.push(row) }
+            // What was looked at may have ended meanwhile.
+            if is_first || !matches!(self.look(request)?, Ok((_, true))) {
+                return Ok(Answer::Refused(Refusal::unknown()));
             }
-            self.check_rows(&alive, request.permits)?;
-            if alive.iter().any(|row| row.grant.slot == slot) {
-                return Ok(false);
-            }
-            for row in ended.iter().filter(|row| row.grant.slot == slot || row.grant.permits != request.permits) {
-                match lease_table::delete(&self.tables, row)? {
-                    Written::Done => {}
-                    Written::Changed => continue 'again,
-                    // Deleted by another, which is as good; or renewed by one who looked at the clock before it ended.
-                    Written::Busy if self.is_being_taken(request, slot)? => return Ok(false),
-                    Written::Busy => {}
+        }
+    }
+
+    /// Takes the first permit that is free. `is_first`: nobody has one.
+    fn try_permits(&self, request: &Request<'_>, free: &[u16], is_first: bool) -> Result<Option<Answer>, Problem> {
+        let mode = if is_first { Mode::Exclusive } else { Mode::IntentExclusive };
+        with_tag(self.tag(), mode, || {
+            for &slot in free {
+                let granted = if request.permits == 1 {
+                    self.try_permit(request, slot, is_first)?
+                } else {
+                    let tag = self.permit_tag(slot);
+                    with_tag(tag, Mode::Exclusive, || self.try_permit(request, slot, is_first))?
+                };
+                if granted.is_some() {
+                    return Ok(granted);
                 }
             }
-            return Ok(true);
+            Ok(None)
+        })
+    }
+
+    /// With the permit's tags: takes it if it is free.
+    fn try_permit(&self, request: &Request<'_>, slot: u16, is_first: bool) -> Result<Option<Answer>, Problem> {
+        let is_in_the_way = |row: &Row| is_first || row.grant.slot == slot;
+        let mut look_for_unfinished = false;
+        loop {
+            let now = clock::now();
+            if look_for_unfinished {
+                let rows = lease_table::read(&self.tables, self.key, None, See::Uncommitted, false)?;
+                let is_unfinished = |row: &Row| row.is_uncommitted || row.is_being_updated;
+                let mut grants = rows.iter().filter(|row| row.ordered_token().is_none());
+                if grants.any(|row| is_unfinished(row) && is_in_the_way(row)) {
+                    return Ok(None); // perhaps prolonged
+                }
+            }
+            let rows = lease_table::read(&self.tables, self.key, None, See::Committed, false)?;
+            let state = State::of(rows, now)?;
+            self.check_rows(&state.live, request.permits)?;
+            if state.live.iter().any(is_in_the_way) || state.live.is_empty() != is_first {
+                return Ok(None);
+            }
+            if !look_for_unfinished && state.ended.iter().any(is_in_the_way) {
+                look_for_unfinished = true;
+                continue;
+            }
+            let (grant, owner) = self.grant(request, slot)?;
+            self.clear_away(state.ended.iter().filter(|row| is_in_the_way(row)), &state.orders)?;
+            self.sweep(grant.token)?;
+            return Ok(Some(Answer::Granted(grant, owner)));
         }
     }
 
-    /// Whether a transaction under way takes or prolongs the permit, or takes the lease with another number of permits.
-    fn is_being_taken(&self, request: &Request<'_>, slot: u16) -> Result<bool, Problem> {
-        let rows = lease_table::read(&self.tables, self.key, None, See::Uncommitted, false)?;
-        Ok(rows.iter().any(|row| {
-            (row.is_uncommitted || row.is_being_updated)
-                && (row.grant.slot == slot || row.grant.permits != request.permits)
-        }))
-    }
-
-    fn grant(&self, request: &Request<'_>, slot: u16) -> Result<Answer, Problem> {
+    /// Makes the grant; its owner in the database's encoding.
+    fn grant(&self, request: &Request<'_>, slot: u16) -> Result<(Grant, Vec<u8>), Problem> {
         let bound = if request.bound { Some(session::bind_lease(self.key)?) } else { None };
         let owner = request.owner.map_or_else(activity::application_or_role, <[u8]>::to_vec);
         session::change_lease(self.key, Touch::Grant);
@@ -360,17 +416,50 @@ impl<'a> Lease<'a> {
             token,
             slot,
             permits: request.permits,
-            // SAFETY: a question about this process's state.
-            role: unsafe { pg_sys::GetUserId() }.to_u32(),
+            role: current_role(),
             bound,
             kept: false,
             term: Term::starting(clock::now(), request.ttl),
         };
-        let row = NewRow { key: self.key, grant, name: self.name.bytes(), owner: &owner, payload: request.payload };
-        lease_table::insert(&self.tables, &row)?;
+        lease_table::insert(
+            &self.tables,
+            &NewRow {
+                key: self.key,
+                grant,
+                name: self.name.bytes(),
+                owner: &owner,
+                requested: None,
+                payload: request.payload,
+            },
+        )?;
+        Ok((grant, owner))
+    }
+
+    /// Deletes rows of grants that have ended, and the orders about them, as far as nobody else is at them.
+    fn clear_away<'r>(&self, ended: impl Iterator<Item = &'r Row>, orders: &[Row]) -> Result<(), Problem> {
+        for row in ended {
+            if lease_table::delete(&self.tables, row)? == Written::Done {
+                self.clear_orders(row.grant.token, orders)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn clear_orders(&self, token: i64, orders: &[Row]) -> Result<(), Problem> {
+        for order in orders.iter().filter(|order| order.ordered_token() == Some(token)) {
+            lease_table::delete(&self.tables, order)?;
+        }
+        Ok(())
+    }
+
+    /// Deletes what has ended among a few rows of any leases, others with each token.
+    fn sweep(&self, token: i64) -> Result<(), Problem> {
         let now = clock::now();
-        lease_table::sweep(&self.tables, self.key, SWEPT_ENTRIES, |grant| grant.term.remaining(now) <= 0)?;
-        Ok(Answer::Granted(grant, owner))
+        lease_table::sweep(&self.tables, token, SWEPT_ENTRIES, |row| {
+            let Some(token) = row.ordered_token() else { return Ok(!is_live(&row.grant, now)?) };
+            let granted = lease_table::read(&self.tables, row.key, Some(token), See::Uncommitted, false)?;
+            Ok(granted.is_empty())
+        })
     }
 
     /// Prolongs the lease from now on.
@@ -380,12 +469,15 @@ impl<'a> Lease<'a> {
     pub fn renew(&self, token: i64, ttl: Option<i64>, payload: Option<Varlena>) -> Result<Renewal, Problem> {
         self.check_may_write("renew")?;
         loop {
-            let Some((row, now)) = self.held_row(token)? else { return Err(self.lost(token)) };
+            let Some((row, state)) = self.held(token)? else { return Err(self.lost(token)) };
             self.check_owner(&row, "renew")?;
-            let term = row.grant.term.renewed(now, ttl.unwrap_or(row.grant.term.ttl));
+            let term = row.grant.term.renewed(state.now, ttl.unwrap_or(row.grant.term.ttl));
             let change = Change { term: Some(term), payload, ..Change::default() };
             if self.write(&row, Some(change))? {
-                return Ok(Renewal { term, requested: row.requested.clone(), waiters: who::lease_waiters(self.key) });
+                self.check_in_time(&row)?;
+                let order = state.orders.iter().find(|order| order.ordered_token() == Some(token));
+                let requested = order.and_then(|order| order.requested.clone());
+                return Ok(Renewal { term, requested, waiters: who::lease_waiters(self.key) });
             }
         }
     }
@@ -397,16 +489,31 @@ impl<'a> Lease<'a> {
     pub fn release(&self, token: i64, keep_for: Option<i64>) -> Result<bool, Problem> {
         self.check_may_write("release")?;
         loop {
-            let Some((row, now)) = self.held_row(token)? else { return Ok(false) };
+            let Some((row, state)) = self.held(token)? else { return Ok(false) };
             self.check_owner(&row, "release")?;
             let kept = keep_for
-                .map(|keep_for| row.grant.term.kept(now, keep_for))
-                .filter(|term| term.remaining(now) > 0)
+                .map(|keep_for| row.grant.term.kept(state.now, keep_for))
+                .filter(|term| term.remaining(state.now) > 0)
                 .map(|term| Change { term: Some(term), kept: true, ..Change::default() });
             if self.write(&row, kept)? {
+                match kept {
+                    Some(_) => self.check_in_time(&row)?,
+                    None => self.clear_orders(token, &state.orders)?,
+                }
                 return Ok(true);
             }
         }
+    }
+
+    /// After a row has been written that keeps others out for longer: fails if the lease had ended before, because a grant
+    /// may have been made that did not see this.
+    fn check_in_time(&self, before: &Row) -> Result<(), Problem> {
+        let remaining = before.grant.term.remaining(clock::now());
+        if remaining > 0 {
+            return Ok(());
+        }
+        let (lease, token) = (self.describe(), before.grant.token);
+        Err(Error::LeaseEnded { lease, token, expired_for: Some(-remaining) }.into())
     }
 
     /// Whether it is held with that token.
@@ -415,7 +522,7 @@ impl<'a> Lease<'a> {
     /// The server's.
     pub fn check(&self, token: i64) -> Result<bool, Problem> {
         session::check_not_parallel()?;
-        Ok(self.held_row(token)?.is_some())
+        Ok(self.held(token)?.is_some())
     }
 
     /// Fails unless it is held with that token, and keeps the next grant waiting until this transaction ends.
@@ -426,28 +533,34 @@ impl<'a> Lease<'a> {
         session::check_not_parallel()?;
         self.check_not_in_recovery("guard")?;
         session::touch_lease(self.key, Touch::Grant);
-        let mut slot = 0; // that of most leases
-        loop {
-            let tag = self.grant_tag(slot);
-            if lock_manager::try_acquire(tag, Mode::Share, Scope::Transaction)? == Outcome::NotAvailable {
-                // Somebody is being granted it, or looks whether it is free.
-                if self.held_row(token)?.is_none() {
-                    return Err(self.lost(token));
-                }
-                let description = self.describe();
-                let outcome = lock_manager::wait(tag, Mode::Share, Scope::Transaction, Wait::Server, &description)?;
-                if outcome == Outcome::NotAvailable {
-                    let wait = Waited::of(Wait::Server, lock_manager::lock_timeout());
-                    return Err(Error::LeaseNotObtained { lease: description, wait, holder: None }.into());
-                }
-            }
-            let Some((row, _)) = self.held_row(token)? else { return Err(self.lost(token)) };
-            self.check_owner(&row, "guard")?;
-            if row.grant.slot == slot {
-                return Ok(());
-            }
-            lock_manager::release(tag, Mode::Share, Scope::Transaction);
-            slot = row.grant.slot;
+        self.share(token, self.tag(), Mode::IntentShare)?;
+        let row = self.guarded(token)?;
+        if row.grant.permits > 1 {
+            self.share(token, self.permit_tag(row.grant.slot), Mode::Share)?;
+            self.guarded(token)?;
+        }
+        Ok(())
+    }
+
+    /// The row of a grant that the caller may guard by.
+    fn guarded(&self, token: i64) -> Result<Row, Problem> {
+        let Some((row, _)) = self.held(token)? else { return Err(self.lost(token)) };
+        self.check_owner(&row, "guard")?;
+        Ok(row)
+    }
+
+    /// Takes a tag for a guard. Where somebody is being granted the lease, it is lost; where somebody only looks whether it
+    /// is free, the tag is free in a moment.
+    fn share(&self, token: i64, tag: Tag, mode: Mode) -> Result<(), Problem> {
+        if lock_manager::try_acquire(tag, mode, Scope::Transaction)? == Outcome::Granted {
+            return Ok(());
+        }
+        if self.held(token)?.is_none() {
+            return Err(self.lost(token));
+        }
+        match lock_manager::wait(tag, mode, Scope::Transaction, Wait::Server, &self.describe())? {
+            Outcome::Granted => Ok(()),
+            Outcome::NotAvailable => Err(self.not_obtained(Wait::Server)),
         }
     }
 
@@ -457,18 +570,15 @@ impl<'a> Lease<'a> {
     /// The server's.
     pub fn request(&self, reason: &[u8]) -> Result<bool, Problem> {
         self.check_may_write("request")?;
-        let change = Change { requested: Some(reason), ..Change::default() };
-        'again: loop {
-            let (rows, _) = self.live_rows(false)?;
-            let mut is_held = false;
-            for row in rows.iter().filter(|row| !row.grant.kept && row.name == self.name.bytes()) {
-                is_held = true;
-                if row.requested.as_deref() != Some(reason) && !self.write(row, Some(change))? {
-                    continue 'again;
-                }
-            }
-            return Ok(is_held);
+        if self.holders()?.0.is_empty() {
+            return Ok(false);
         }
+        self.take_turn_for_orders()?;
+        let holders = self.holders()?.0;
+        for row in &holders {
+            self.order(row, Some(reason))?;
+        }
+        Ok(!holders.is_empty())
     }
 
     /// Ends all grants, kept ones too; how many.
@@ -479,18 +589,66 @@ impl<'a> Lease<'a> {
         self.check_may_write("break")?;
         let may_break_any = activity::may_act_as(pg_sys::ROLE_PG_SIGNAL_BACKEND.into());
         let mut ended = 0;
-        'again: loop {
-            let (rows, _) = self.live_rows(false)?;
-            for row in rows.iter().filter(|row| row.name == self.name.bytes()) {
+        loop {
+            let state = self.state(false)?;
+            let mut is_done = true;
+            for row in state.live.iter().filter(|row| row.name == self.name.bytes()) {
                 if !may_break_any {
                     self.check_owner(row, "break")?;
                 }
-                if !self.write(row, None)? {
-                    continue 'again;
+                session::change_lease(self.key, Touch::Grant);
+                match lease_table::delete(&self.tables, row)? {
+                    Written::Done => self.clear_orders(row.grant.token, &state.orders)?,
+                    Written::Changed => {
+                        is_done = false;
+                        continue;
+                    }
+                    // The holder has an unfinished renewal, say: it is not waited for.
+                    Written::Busy => {
+                        self.take_turn_for_orders()?;
+                        self.order(row, None)?;
+                    }
                 }
                 ended += 1;
             }
-            return Ok(ended);
+            if is_done {
+                return Ok(ended);
+            }
+        }
+    }
+
+    /// Orders to one lease are given one after the other.
+    fn take_turn_for_orders(&self) -> Result<(), Problem> {
+        let tag = Tag::orders(self.key, ffi::my_database());
+        if lock_manager::try_acquire(tag, Mode::Exclusive, Scope::Transaction)? == Outcome::Granted {
+            return Ok(());
+        }
+        match lock_manager::wait(tag, Mode::Exclusive, Scope::Transaction, Wait::Server, &self.describe())? {
+            Outcome::Granted => Ok(()),
+            Outcome::NotAvailable => Err(self.not_obtained(Wait::Server)),
+        }
+    }
+
+    /// In its turn: asks the holder of a grant to hand over for a reason, or (None) ends the grant.
+    fn order(&self, row: &Row, reason: Option<&[u8]>) -> Result<(), Problem> {
+        let is_break = reason.is_none();
+        session::change_lease(self.key, if is_break { Touch::Grant } else { Touch::Prolong });
+        loop {
+            let token = -row.grant.token;
+            let orders = lease_table::read(&self.tables, self.key, Some(token), See::Committed, false)?;
+            let Some(order) = orders.first() else {
+                let grant = Grant { token, role: current_role(), bound: None, kept: is_break, ..row.grant };
+                let (name, owner) = (self.name.bytes(), activity::application_or_role());
+                let order = NewRow { key: self.key, grant, name, owner: &owner, requested: reason, payload: None };
+                return lease_table::insert(&self.tables, &order);
+            };
+            let change = Change { kept: is_break, requested: reason, ..Change::default() };
+            match lease_table::update(&self.tables, order, change)? {
+                Written::Done => return Ok(()),
+                Written::Changed => {}
+                // The holder releases the lease, perhaps, and may not be done with it.
+                Written::Busy => lease_table::wait_for_others(&self.tables, order)?,
+            }
         }
     }
 
@@ -500,9 +658,9 @@ impl<'a> Lease<'a> {
     /// The server's.
     pub fn holders(&self) -> Result<(Vec<Row>, Now), Problem> {
         session::check_not_parallel()?;
-        let (mut rows, now) = self.live_rows(true)?;
-        rows.retain(|row| !row.grant.kept && row.name == self.name.bytes());
-        Ok((rows, now))
+        let mut state = self.state(true)?;
+        state.live.retain(|row| self.is_held(row));
+        Ok((state.live, state.now))
     }
 
     /// Changes a row, or (None) deletes it; false if it has to be read again: what time it is, and whose the lease is, may
@@ -521,15 +679,28 @@ impl<'a> Lease<'a> {
     }
 }
 
-/// Those of the rows that keep others out.
-fn live(rows: Vec<Row>, now: Now) -> Result<Vec<Row>, Problem> {
-    let mut live = Vec::with_capacity(rows.len());
-    for row in rows {
-        if is_live(&row.grant, now)? {
-            live.push(row);
+/// The rows of a lease at some time.
+struct State {
+    now: Now,
+    /// The grants that keep others out: held and kept ones.
+    live: Vec<Row>,
+    /// The grants that do not any more.
+    ended: Vec<Row>,
+    /// What holders have been told.
+    orders: Vec<Row>,
+}
+
+impl State {
+    fn of(rows: Vec<Row>, now: Now) -> Result<Self, Problem> {
+        let (orders, grants): (Vec<Row>, Vec<Row>) = rows.into_iter().partition(|row| row.ordered_token().is_some());
+        let (mut live, mut ended) = (Vec::with_capacity(grants.len()), Vec::new());
+        for row in grants {
+            let token = Some(row.grant.token);
+            let is_broken = orders.iter().any(|order| order.is_break() && order.ordered_token() == token);
+            if !is_broken && is_live(&row.grant, now)? { live.push(row) } else { ended.push(row) }
         }
+        Ok(Self { now, live, ended, orders })
     }
-    Ok(live)
 }
 
 fn is_live(grant: &Grant, now: Now) -> Result<bool, Problem> {
@@ -540,12 +711,21 @@ fn is_live(grant: &Grant, now: Now) -> Result<bool, Problem> {
         })
 }
 
-fn for_error(row: &Row, remaining: i64) -> LeaseHolder {
-    LeaseHolder {
-        owner: String::from_utf8_lossy(&row.owner).into_owned(),
-        since: who::time_text(row.grant.term.acquired.wall),
-        remaining,
+/// Works with a tag if it is free; the tag is kept to the end of the transaction only if that comes to something.
+fn with_tag<R>(tag: Tag, mode: Mode, work: impl FnOnce() -> Result<Option<R>, Problem>) -> Result<Option<R>, Problem> {
+    if lock_manager::try_acquire(tag, mode, Scope::Transaction)? == Outcome::NotAvailable {
+        return Ok(None); // guarded, or being granted, by a transaction under way
     }
+    let result = work()?;
+    if result.is_none() {
+        lock_manager::release(tag, mode, Scope::Transaction);
+    }
+    Ok(result)
+}
+
+fn current_role() -> u32 {
+    // SAFETY: a question about this process's state.
+    unsafe { pg_sys::GetUserId() }.to_u32()
 }
 
 /// When a wait ends by itself.

@@ -5,6 +5,7 @@
 //! another's unfinished change is told so, and decides.
 //!
 //! A grant always inserts a row. Its place in the index never changes after that, so that changes can stay in their page.
+//! An order to a holder is a row of its own, beside the grant's: who gives it must not keep the holder waiting.
 
 use super::activity;
 use super::arguments::{Varlena, text_bytes};
@@ -16,6 +17,7 @@ use super::try_block::try_block;
 use crate::rules::error::Error;
 use crate::rules::lease::{Bound, Grant, Moment, Term};
 use pgrx::pg_sys;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// The columns, in the order of `sql/leases.sql`.
 mod column {
@@ -65,7 +67,7 @@ pub struct Row {
     pub name: Vec<u8>,
     /// Who holds it, in the database's encoding.
     pub owner: Vec<u8>,
-    /// The reason for which it was asked for, in the database's encoding.
+    /// Of an order: the reason for which the lease is asked for, in the database's encoding.
     pub requested: Option<Vec<u8>>,
     /// The payload, as the server keeps a jsonb; None if none, or if it was not asked for.
     pub payload: Option<Vec<u8>>,
@@ -93,6 +95,8 @@ pub struct NewRow<'a> {
     pub name: &'a [u8],
     /// Who holds it, in the database's encoding.
     pub owner: &'a [u8],
+    /// Of an order: the reason.
+    pub requested: Option<&'a [u8]>,
     /// The payload.
     pub payload: Option<Varlena>,
 }
@@ -102,9 +106,9 @@ pub struct NewRow<'a> {
 pub struct Change<'a> {
     /// How long the grant lasts from now on.
     pub term: Option<Term>,
-    /// It is released, and kept from others.
+    /// It is released, and kept from others; an order: it ends the grant.
     pub kept: bool,
-    /// The reason for which somebody asks for it, in the database's encoding.
+    /// Of an order: the reason.
     pub requested: Option<&'a [u8]>,
     /// The payload.
     pub payload: Option<Varlena>,
@@ -132,7 +136,8 @@ pub enum Written {
 #[derive(Clone, Copy)]
 struct Open {
     table: pg_sys::Relation,
-    index: pg_sys::Relation,
+    /// The index by key and token.
+    index: pg_sys::Oid,
     /// The newest.
     snapshot: pg_sys::Snapshot,
 }
@@ -162,14 +167,13 @@ unsafe fn with_table<R>(
     let result = unsafe {
         try_block(|| {
             let table = ffi::table_open(tables.lease, mode);
-            let index = ffi::index_open(tables.lease_index, mode);
+            let index = tables.lease_index;
             let snapshot = ffi::RegisterSnapshot(ffi::GetLatestSnapshot());
             let is_ours = (*(*table).rd_att).natts as usize == column::COUNT;
             let result = if is_ours { work(Open { table, index, snapshot }) } else { Err(WrongShape) };
             ffi::UnregisterSnapshot(snapshot);
             // A writer's lock lasts to the end of its transaction.
             let mode = if mode == pg_sys::AccessShareLock as i32 { mode } else { pg_sys::NoLock as i32 };
-            ffi::index_close(index, mode);
             ffi::table_close(table, mode);
             result
         })
@@ -231,6 +235,7 @@ fn read_rows(tables: &Tables, keys: &[Key], see: See, payloads: bool) -> Result<
 
 /// A scan by the index.
 struct Scan {
+    index: pg_sys::Relation,
     scan: pg_sys::IndexScanDesc,
     slot: *mut pg_sys::TupleTableSlot,
 }
@@ -252,10 +257,11 @@ impl Scan {
                 };
                 ffi::ScanKeyInit(scan_key, attribute, strategy as u16, procedure.into(), pg_sys::Datum::from(value));
             }
-            let scan = ffi::index_beginscan(open.table, open.index, snapshot, keys.len() as i32);
+            let index = ffi::index_open(open.index, pg_sys::AccessShareLock as i32);
+            let scan = ffi::index_beginscan(open.table, index, snapshot, keys.len() as i32);
             ffi::index_rescan(scan, scan_keys.as_mut_ptr(), keys.len() as i32, std::ptr::null_mut(), 0);
             let slot = ffi::MakeSingleTupleTableSlot((*open.table).rd_att, &raw const pg_sys::TTSOpsBufferHeapTuple);
-            Self { scan, slot }
+            Self { index, scan, slot }
         }
     }
 
@@ -290,6 +296,20 @@ impl Scan {
                 return None;
             }
             Some(ffi::index_fetch_heap(self.scan, self.slot))
+        }
+    }
+
+    /// After an entry without a visible row: this process's next row goes there, if there is room.
+    ///
+    /// # Safety
+    /// In a [`try_block`].
+    unsafe fn use_room(&self, open: Open) {
+        // SAFETY: the caller's; the scan's place in the table.
+        unsafe {
+            let (block, storage) = ((*self.scan).xs_heaptid.ip_blkid, (*open.table).rd_smgr);
+            if !storage.is_null() {
+                (*storage).smgr_targblock = u32::from(block.bi_hi) << 16 | u32::from(block.bi_lo);
+            }
         }
     }
 
@@ -330,6 +350,7 @@ impl Scan {
         unsafe {
             ffi::index_endscan(self.scan);
             ffi::ExecDropSingleTupleTableSlot(self.slot);
+            ffi::index_close(self.index, pg_sys::AccessShareLock as i32);
         }
     }
 }
@@ -368,6 +389,16 @@ impl Row {
             is_uncommitted: found.is_uncommitted,
             is_being_updated: found.is_being_updated,
         }
+    }
+
+    /// Of an order: the token of the grant that it is about.
+    pub fn ordered_token(&self) -> Option<i64> {
+        (self.grant.token < 0).then_some(-self.grant.token)
+    }
+
+    /// Whether it is an order that ends a grant.
+    pub fn is_break(&self) -> bool {
+        self.grant.token < 0 && self.grant.kept
     }
 
     /// Whether the caller is, or is a member of, the role that acquired it.
@@ -422,7 +453,8 @@ pub fn insert(tables: &Tables, row: &NewRow<'_>) -> Result<(), Problem> {
     }
     values[column::NAME] = text_datum(&encoding::name_to_server(row.name));
     values[column::OWNER] = text_datum(row.owner);
-    nulls[column::REQUESTED] = true;
+    nulls[column::REQUESTED] = row.requested.is_none();
+    values[column::REQUESTED] = row.requested.map_or(pg_sys::Datum::null(), text_datum);
     nulls[column::PAYLOAD] = row.payload.is_none();
     values[column::PAYLOAD] = row.payload.map_or(pg_sys::Datum::null(), pg_sys::Datum::from);
     // SAFETY: server calls; the row has the table's columns.
@@ -430,7 +462,7 @@ pub fn insert(tables: &Tables, row: &NewRow<'_>) -> Result<(), Problem> {
         with_table(tables, pg_sys::RowExclusiveLock, |open| {
             let tuple = ffi::heap_form_tuple((*open.table).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
             ffi::heap_insert(open.table, tuple, ffi::GetCurrentCommandId(true), 0, std::ptr::null_mut());
-            enter_in_index(open, tuple, &mut values);
+            enter_in_indexes(open, tuple, &values, &nulls)?;
             ffi::heap_freetuple(tuple);
             ffi::CommandCounterIncrement();
             Ok(())
@@ -438,23 +470,47 @@ pub fn insert(tables: &Tables, row: &NewRow<'_>) -> Result<(), Problem> {
     }
 }
 
+/// Enters a row in all indexes: the library's own, one that is being built in its place, and what an administrator adds.
+///
 /// # Safety
 /// In a [`try_block`]; a tuple that is in the table, and its values.
-unsafe fn enter_in_index(open: Open, tuple: pg_sys::HeapTuple, values: &mut [pg_sys::Datum; column::COUNT]) {
-    // SAFETY: the caller's; the index is on the first two columns.
+unsafe fn enter_in_indexes(
+    open: Open,
+    tuple: pg_sys::HeapTuple,
+    values: &[pg_sys::Datum; column::COUNT],
+    nulls: &[bool; column::COUNT],
+) -> Result<(), WrongShape> {
+    const MOST_COLUMNS: usize = pg_sys::INDEX_MAX_KEYS as usize;
+    let mode = pg_sys::RowExclusiveLock as i32;
+    // SAFETY: the caller's; the server's list of the table's indexes, and what it says of each.
     unsafe {
-        let mut index_values = [values[column::KEY], values[column::TOKEN]];
-        ffi::index_insert(
-            open.index,
-            index_values.as_mut_ptr(),
-            [false; 2].as_mut_ptr(),
-            &raw mut (*tuple).t_self,
-            open.table,
-            pg_sys::IndexUniqueCheck::UNIQUE_CHECK_YES,
-            false,
-            ffi::BuildIndexInfo(open.index),
-        );
+        let indexes = ffi::RelationGetIndexList(open.table);
+        let count = if indexes.is_null() { 0 } else { (*indexes).length as usize };
+        for number in 0..count {
+            let index = ffi::index_open((*(*indexes).elements.add(number)).oid_value, mode);
+            let info = ffi::BuildIndexInfo(index);
+            if (*info).ii_ReadyForInserts {
+                if !(*info).ii_Expressions.is_null() || !(*info).ii_Predicate.is_null() {
+                    return Err(WrongShape);
+                }
+                let mut index_values = [pg_sys::Datum::null(); MOST_COLUMNS];
+                let mut index_nulls = [true; MOST_COLUMNS];
+                for column in 0..(*info).ii_NumIndexAttrs as usize {
+                    let attribute = (*info).ii_IndexAttrNumbers[column] as usize;
+                    (index_values[column], index_nulls[column]) = (values[attribute - 1], nulls[attribute - 1]);
+                }
+                let unique = if (*info).ii_Unique {
+                    pg_sys::IndexUniqueCheck::UNIQUE_CHECK_YES
+                } else {
+                    pg_sys::IndexUniqueCheck::UNIQUE_CHECK_NO
+                };
+                let (values, nulls) = (index_values.as_mut_ptr(), index_nulls.as_mut_ptr());
+                ffi::index_insert(index, values, nulls, &raw mut (*tuple).t_self, open.table, unique, false, info);
+            }
+            ffi::index_close(index, mode);
+        }
     }
+    Ok(())
 }
 
 fn written(result: pg_sys::TM_Result::Type) -> Written {
@@ -498,7 +554,7 @@ pub fn update(tables: &Tables, row: &Row, change: Change<'_>) -> Result<Written,
             if outcome == Written::Done {
                 let is_heap_only = u32::from((*(*tuple).t_data).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE != 0;
                 if !is_heap_only {
-                    enter_in_index(open, tuple, &mut values);
+                    enter_in_indexes(open, tuple, &values, &nulls)?;
                 }
                 ffi::CommandCounterIncrement();
             }
@@ -564,31 +620,36 @@ pub fn wait_for_others(tables: &Tables, row: &Row) -> Result<(), Problem> {
     }
 }
 
-/// Looks at the next few entries of the index behind a lease's (and from its start on, as in a ring), deletes rows for which `has_ended` says so, and lets the
-/// index have the room of dead ones. With a few such steps at each grant the table stays as large as its live rows want
-/// it, however many names have been used.
+/// Looks at a few entries of the index, which ones depends on `token`, deletes rows of which `has_ended` says so, and lets
+/// the index have the room of dead ones, and this process's next row that of the last. With such a step at each grant
+/// the table stays about as large as its live rows want it, however many names have been used.
 ///
 /// # Errors
 /// [`Error::Tables`], the server's.
-pub fn sweep(tables: &Tables, key: u64, entries: usize, has_ended: impl Fn(&Grant) -> bool) -> Result<(), Problem> {
+pub fn sweep(
+    tables: &Tables,
+    token: i64,
+    entries: usize,
+    has_ended: impl Fn(&Row) -> Result<bool, Problem>,
+) -> Result<(), Problem> {
+    let start = xxh3_64(&token.to_ne_bytes()) as i64;
     let mut found = Vec::with_capacity(entries);
     // SAFETY: server calls; the vector is outside of the block and does not grow in it.
     unsafe {
         with_table(tables, pg_sys::RowExclusiveLock, |open| {
-            let behind = [(KEY_ATTRIBUTE, pg_sys::BTGreaterStrategyNumber, key as i64)];
-            let before = [(KEY_ATTRIBUTE, pg_sys::BTLessStrategyNumber, key as i64)];
+            let behind = [(KEY_ATTRIBUTE, pg_sys::BTGreaterStrategyNumber, start)];
+            let before = [(KEY_ATTRIBUTE, pg_sys::BTLessStrategyNumber, start)];
             let mut left = entries;
             for keys in [behind, before] {
                 let mut scan = Scan::begin(open, open.snapshot, &keys);
+                // Or there would be no limit to how many of them it passes.
+                (*scan.scan).ignore_killed_tuples = false;
                 while left > 0 {
+                    left -= 1;
                     match scan.next_entry() {
                         None => break,
-                        Some(is_visible) => {
-                            left -= 1;
-                            if is_visible {
-                                found.push(scan.row(open, false));
-                            }
-                        }
+                        Some(true) => found.push(scan.row(open, false)),
+                        Some(false) => scan.use_room(open),
                     }
                 }
                 scan.end();
@@ -597,7 +658,7 @@ pub fn sweep(tables: &Tables, key: u64, entries: usize, has_ended: impl Fn(&Gran
         })
     }?;
     for row in found.iter().map(Row::of) {
-        if has_ended(&row.grant) {
+        if has_ended(&row)? {
             // If somebody else is at it, they see to it.
             delete(tables, &row)?;
         }

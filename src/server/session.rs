@@ -22,6 +22,7 @@ use crate::rules::mode::Mode;
 use crate::rules::name::{Name, display, domain_of};
 use pgrx::pg_sys;
 use std::cell::{OnceCell, RefCell};
+use std::collections::BTreeSet;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A lock that a call is about.
@@ -107,7 +108,7 @@ pub(super) struct Session {
 #[derive(Debug)]
 struct Leases {
     /// Acquired to end with the session. While there are any, the sentinel stays.
-    bound: Vec<u64>,
+    bound: BTreeSet<u64>,
     /// Their waiters may go on when this transaction ends, or a part of it is rolled back.
     touched: Vec<u64>,
     /// Their waiters may go on if this is rolled back.
@@ -373,9 +374,7 @@ pub fn bind_lease(key: u64) -> Result<Bound, Problem> {
         session.start();
         session.check_sentinel();
         session.take_sentinel()?;
-        if !session.leases.bound.contains(&key) {
-            session.leases.bound.push(key);
-        }
+        session.leases.bound.insert(key);
         // SAFETY: a plain global.
         Ok(Bound { pid: unsafe { pg_sys::MyProcPid }, session: session.sentinel_number() })
     })
@@ -452,7 +451,12 @@ impl Session {
             is_started: false,
             has_sentinel: false,
             lost_sentinels: 0,
-            leases: Leases { bound: Vec::new(), touched: Vec::new(), prolonged: Vec::new(), changed_in: Vec::new() },
+            leases: Leases {
+                bound: BTreeSet::new(),
+                touched: Vec::new(),
+                prolonged: Vec::new(),
+                changed_in: Vec::new(),
+            },
             is_ending: false,
             struck: Vec::new(),
         }
@@ -516,9 +520,11 @@ impl Session {
     }
 
     fn take_sentinel(&mut self) -> Result<(), Problem> {
-        if !self.has_sentinel {
-            lock_manager::try_acquire(self.sentinel(), Mode::Exclusive, Scope::Session)?;
-            self.has_sentinel = true;
+        while !self.has_sentinel {
+            match lock_manager::try_acquire(self.sentinel(), Mode::Exclusive, Scope::Session)? {
+                Outcome::Granted => self.has_sentinel = true,
+                Outcome::NotAvailable => self.lost_sentinels += 1, // somebody looks for a lost one: take another
+            }
         }
         Ok(())
     }

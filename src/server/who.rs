@@ -241,8 +241,14 @@ fn lease_rows(picture: &Picture, leases: Vec<lease_table::Row>) -> Vec<HolderRow
         picture.table.rows.iter().filter(|row| row.hold_mask != 0).map(|row| row.tag).collect();
     let is_there = |bound: Bound| in_recovery || sentinels.contains(&Tag::sentinel(bound.pid, bound.session, database));
     let waits = session::waits_for_leases();
+    let broken: HashSet<(u64, i64)> = leases
+        .iter()
+        .filter(|row| row.is_break())
+        .filter_map(|order| Some((order.key, order.ordered_token()?)))
+        .collect();
     leases
         .into_iter()
+        .filter(|row| row.ordered_token().is_none() && !broken.contains(&(row.key, row.grant.token)))
         .filter_map(|mut row| {
             let grant = row.grant;
             let remaining = grant.term.remaining(now);
@@ -254,7 +260,8 @@ fn lease_rows(picture: &Picture, leases: Vec<lease_table::Row>) -> Vec<HolderRow
             let is_visible = is_of_caller || picture.may_see_all;
             let pid = bound.map(|bound| bound.pid).filter(|_| !in_recovery);
             let key = row.key;
-            let tag = Tag::grant(key, grant.slot, database);
+            let is_single = grant.permits == 1;
+            let tag = if is_single { Tag::lease(key, database) } else { Tag::permit(key, grant.slot, database) };
             Some(HolderRow {
                 kind: Some("lease"),
                 tag,
@@ -323,7 +330,7 @@ fn lease_waiter_rows(picture: &Picture, tables: &Tables) -> Result<Vec<WaiterRow
 /// prepared transaction. A lease that is not bound is nobody's process.
 fn in_the_way(picture: &Picture, tables: &Tables, wait: &WaitForLease) -> Result<Vec<i32>, Problem> {
     let is_granted = |row: &&Row| {
-        row.tag.is(Kind::Grant)
+        (row.tag.is(Kind::Lease) || row.tag.is(Kind::Permit))
             && (row.tag.lease_key(), row.tag.database) == (wait.key, wait.database)
             && row.hold_mask != 0
     };
