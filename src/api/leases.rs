@@ -4,7 +4,7 @@ use super::arguments::required;
 use crate::rules::error::Error;
 use crate::rules::interval::{Wait, keep_for_micros, ttl_micros};
 use crate::rules::key::MAX_PERMITS;
-use crate::rules::name::Name;
+use crate::rules::name::{MAX_NAME_BYTES, Name};
 use crate::server::arguments::{Arguments, Jsonb, Row, ServerText, interval, timestamp};
 use crate::server::lease::{Answer, Lease, Request};
 use crate::server::lock_manager::lock_timeout;
@@ -32,6 +32,14 @@ fn lease_and_token<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<(Lease<'a>, i
     Ok((lease(fcinfo)?, required("token", Arguments::of(fcinfo).bigint(1))?))
 }
 
+/// A text that is kept beside each grant: no longer than a name.
+fn short_text<'a>(argument: &'static str, text: Option<&'a [u8]>) -> Result<Option<&'a [u8]>, Error> {
+    match text {
+        Some(text) if text.len() > MAX_NAME_BYTES => Err(Error::TextTooLong { argument, bytes: text.len() }),
+        text => Ok(text),
+    }
+}
+
 /// `(name, ttl, timeout, owner, payload, permits, bound)`, by the rule for the name's domain. `lock_timeout`: the one that
 /// a call without a timeout is under, in milliseconds, 0 for none.
 fn request<'a>(fcinfo: pg_sys::FunctionCallInfo, lease: &Lease<'_>, lock_timeout: i32) -> Result<Request<'a>, Problem> {
@@ -40,7 +48,7 @@ fn request<'a>(fcinfo: pg_sys::FunctionCallInfo, lease: &Lease<'_>, lock_timeout
     let mut request = Request {
         ttl: ttl_micros(required("ttl", args.interval(1))?)?,
         wait: Wait::from_timeout(args.interval(2))?,
-        owner: args.server_text(3),
+        owner: short_text("owner", args.server_text(3))?,
         payload: args.jsonb(4),
         permits: u16::try_from(permits)
             .ok()
@@ -140,8 +148,8 @@ fn lease_guard(fcinfo: pg_sys::FunctionCallInfo) {
 /// `(name, reason)`
 #[pg_extern(sql = false)]
 fn lease_request(fcinfo: pg_sys::FunctionCallInfo) -> bool {
-    let reason = Arguments::of(fcinfo).server_text(1).unwrap_or_default();
-    answer(lockable_lease(fcinfo).and_then(|lease| lease.request(reason)))
+    let reason = Arguments::of(fcinfo).server_text(1);
+    answer(lockable_lease(fcinfo).and_then(|lease| lease.request(short_text("reason", reason)?.unwrap_or_default())))
 }
 
 #[pg_extern(sql = false)]

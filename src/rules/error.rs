@@ -48,6 +48,8 @@ pub enum Error {
     NotOneHold { lock: String, holds: u64 },
     #[error("cannot wait for {lock} without a snapshot {why}")]
     NotSnapshotFree { lock: String, why: &'static str },
+    #[error("{argument} is too long: {bytes} bytes")]
+    TextTooLong { argument: &'static str, bytes: usize },
     #[error("ttl must be between 100 ms and 10 years")]
     Ttl,
     #[error("keep_for must be between 0 and 10 years")]
@@ -222,7 +224,7 @@ impl Error {
             | Error::MaxWait
             | Error::MaxHold
             | Error::ModeNotNative { .. } => "22023",
-            Error::NameTooLong { .. } => "22001",
+            Error::NameTooLong { .. } | Error::TextTooLong { .. } => "22001",
             Error::KeyClash { .. } => "54000",
             Error::InRecovery { .. } | Error::LeaseInRecovery { .. } | Error::LeaseReadOnly { .. } => "25006",
             Error::ParallelWorker => "25000",
@@ -244,6 +246,9 @@ impl Error {
     pub fn detail(&self) -> Option<String> {
         match self {
             Error::NameTooLong { .. } => Some(format!("A name has at most {MAX_NAME_BYTES} bytes of UTF-8.")),
+            Error::TextTooLong { argument, .. } => {
+                Some(format!("The {argument} may have at most {MAX_NAME_BYTES} bytes."))
+            }
             Error::TooManyLocks { limit, .. } => Some(format!(
                 "named_locks.max_locks_per_session is {limit}. Session locks that this statement had taken are released."
             )),

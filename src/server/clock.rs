@@ -31,11 +31,11 @@ fn uptime() -> Option<i64> {
 /// Which boot this is, as a number; 0 where it cannot be told. A time namespace shifts the time since the boot for those
 /// within it, so it counts as a boot of its own.
 fn boot() -> i64 {
-    static BOOT: ProcessLocal<Cell<Option<i64>>> = ProcessLocal::cell(None);
-    if BOOT.get().is_none() {
-        BOOT.set(Some(read_boot()));
+    static BOOT: ProcessLocal<Cell<i64>> = ProcessLocal::cell(0);
+    if BOOT.get() == 0 {
+        BOOT.set(read_boot());
     }
-    BOOT.get().unwrap_or_default()
+    BOOT.get()
 }
 
 fn read_boot() -> i64 {

@@ -9,6 +9,7 @@ use super::encoding;
 use super::ffi;
 use super::process_local::ProcessLocal;
 use super::report::Problem;
+use super::session;
 use super::tables::Tables;
 use super::try_block::try_block;
 use crate::rules::domain::Rule;
@@ -74,6 +75,7 @@ pub fn may_use(rule: &Rule) -> bool {
 /// The server's.
 #[inline]
 pub fn find(tables: impl FnOnce() -> Result<Tables, Problem>, domain: &[u8]) -> Result<Option<Rule>, Problem> {
+    session::check_not_parallel()?;
     // Within a transaction block the server learns of changes when it locks a table, which a call like this does not.
     // SAFETY: a question about this process's state; and a server call, as at the lock of a table.
     unsafe {

@@ -23,9 +23,10 @@ static ON_TIMELINE: ProcessLocal<Cell<pg_sys::Oid>> = ProcessLocal::cell(pg_sys:
 /// # Errors
 /// The server's.
 pub fn draw(tables: &Tables) -> Result<i64, Problem> {
+    // Before the draw: whoever records the timeline has raised the sequence before.
+    let is_on_timeline = is_on_timeline(tables)?;
     let mut drawn = next(tables)?;
-    let wall = ffi::now();
-    if !is_on_timeline(tables)? || token::lags(drawn, wall) {
+    if !is_on_timeline || token::lags(drawn, ffi::now()) {
         drawn = raise(tables)?;
     }
     flush(tables)?;

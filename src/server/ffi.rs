@@ -410,7 +410,7 @@ pub unsafe fn index_beginscan(
     return unsafe { index_beginscan_of_version(table, index, snapshot, std::ptr::null_mut(), keys, 0) };
 }
 
-/// Puts a new version of a row in place of the one at `tid`, unless somebody else is at it.
+/// Puts a new version of a row in place of the one at `tid`, unless somebody else is at it and `wait` is not set.
 ///
 /// # Safety
 /// In a [`try_block`](super::try_block); an open table, and a tuple of its description.
@@ -419,6 +419,7 @@ pub unsafe fn heap_update(
     tid: pg_sys::ItemPointer,
     tuple: pg_sys::HeapTuple,
     command: pg_sys::CommandId,
+    wait: bool,
 ) -> pg_sys::TM_Result::Type {
     let mut failure = pg_sys::TM_FailureData::default();
     let mut lock_mode = 0;
@@ -426,7 +427,7 @@ pub unsafe fn heap_update(
     // SAFETY: the caller's.
     #[cfg(any(feature = "pg14", feature = "pg15"))]
     return unsafe {
-        heap_update_of_version(table, tid, tuple, command, no_snapshot, false, &mut failure, &mut lock_mode)
+        heap_update_of_version(table, tid, tuple, command, no_snapshot, wait, &mut failure, &mut lock_mode)
     };
     #[cfg(any(feature = "pg16", feature = "pg17", feature = "pg18"))]
     {
@@ -439,7 +440,7 @@ pub unsafe fn heap_update(
                 tuple,
                 command,
                 no_snapshot,
-                false,
+                wait,
                 &mut failure,
                 &mut lock_mode,
                 &mut update_indexes,

@@ -18,7 +18,7 @@ use super::lease_table::{self, Change, NewRow, Row, See, Written};
 use super::lock_manager::{self, Outcome};
 use super::report::Problem;
 use super::session::{self, Touch};
-use super::snapshot;
+use super::snapshot::{self, RowsKept};
 use super::tables::Tables;
 use super::{activity, fencing, who};
 use crate::rules::domain::Rule;
@@ -273,39 +273,60 @@ impl<'a> Lease<'a> {
         if request.bound {
             session::check_session_locks(|| format!("bound {}", self.describe()))?;
         }
-        let first_try = self.try_acquire(&request, false)?;
-        let wait = match request.wait {
-            Wait::Try => return Ok(first_try),
-            wait => wait,
+        let claim = Claim {
+            owner: request.owner.map_or_else(activity::application_or_role, <[u8]>::to_vec),
+            role: current_role(),
+            request,
         };
+        let first_try = self.try_acquire(&claim)?;
         let Answer::Refused(refusal) = first_try else { return Ok(first_try) };
-        let deadline = Deadline::of(wait);
-        session::begin_lease_wait(self.key, self.name.bytes(), deadline.at());
-        let answer = self.wait_in_queue(&request, deadline, refusal);
-        session::end_lease_wait();
-        match answer? {
-            Answer::Refused(_) if wait.fails() => Err(self.not_obtained(wait)),
+        if request.wait == Wait::Try {
+            return Ok(Answer::Refused(refusal));
+        }
+        match self.wait(&claim, refusal)? {
+            Answer::Refused(_) if request.wait.fails() => Err(self.not_obtained(request.wait)),
             answer => Ok(answer),
         }
     }
 
-    /// Queues, and as the first in the queue sleeps until the lease is free.
-    fn wait_in_queue(&self, request: &Request<'_>, deadline: Deadline, refusal: Refusal) -> Result<Answer, Problem> {
+    /// One try. It writes nothing, not even a transaction id, unless the lease is granted.
+    fn try_acquire(&self, claim: &Claim<'_>) -> Result<Answer, Problem> {
+        let _rows_kept = RowsKept::new()?;
+        let free = match self.look(claim)? {
+            Ok(free) => free,
+            Err(refusal) => return Ok(Answer::Refused(refusal)),
+        };
+        // Beside other tries; not beside the first in the queue, nor ahead of those who wait.
         let queue = self.queue_tag();
+        if lock_manager::try_acquire(queue, Mode::Share, Scope::Transaction)? == Outcome::NotAvailable {
+            return Ok(Answer::Refused(Refusal::unknown()));
+        }
+        let answer = self.try_free_permits(claim, Some(free))?;
+        lock_manager::release(queue, Mode::Share, Scope::Transaction);
+        Ok(answer)
+    }
+
+    /// Queues, and as the first in the queue sleeps until the lease is free.
+    fn wait(&self, claim: &Claim<'_>, refusal: Refusal) -> Result<Answer, Problem> {
+        let deadline = Deadline::of(claim.request.wait);
         let Some(wait) = deadline.left() else { return Ok(Answer::Refused(refusal)) };
+        let waiting = Waiting::begin(self, deadline);
+        let queue = self.queue_tag();
         let description = self.describe();
         snapshot::give_up_catalog_snapshot();
         if lock_manager::wait(queue, Mode::Exclusive, Scope::Transaction, wait, &description)? == Outcome::NotAvailable
         {
             // The holder may be another by now.
-            return Ok(Answer::Refused(Refusal::of(&self.state(false)?)));
+            return Ok(Answer::Refused(self.refusal(&self.state(false)?)));
         }
-        session::lead_lease_wait();
+        waiting.lead();
         let answer = loop {
-            let refusal = match self.try_acquire(request, true)? {
+            let rows_kept = RowsKept::new()?;
+            let refusal = match self.try_free_permits(claim, None)? {
                 Answer::Refused(refusal) => refusal,
                 granted => break granted,
             };
+            drop(rows_kept);
             let Some(left) = deadline.micros_left() else { break Answer::Refused(refusal) };
             let expiry = refusal.until.map_or(LOOK_AGAIN, |(remaining, _)| remaining);
             snapshot::give_up_catalog_snapshot();
@@ -315,57 +336,50 @@ impl<'a> Lease<'a> {
         Ok(answer)
     }
 
-    /// One try. It writes nothing, not even a transaction id, unless the lease is granted.
-    fn try_acquire(&self, request: &Request<'_>, is_head: bool) -> Result<Answer, Problem> {
-        if let Err(refusal) = self.look(request)? {
-            return Ok(Answer::Refused(refusal));
-        }
-        if is_head {
-            return self.try_as_head(request);
-        }
-        with_tag(self.queue_tag(), Mode::Exclusive, || {
-            let answer = self.try_as_head(request)?;
-            lock_manager::release(self.queue_tag(), Mode::Exclusive, Scope::Transaction);
-            Ok(Some(answer))
-        })
-        .map(|answer| answer.unwrap_or_else(|| Answer::Refused(Refusal::unknown())))
-    }
-
-    /// The permits that nobody has, or who has them; and whether nobody has any.
-    fn look(&self, request: &Request<'_>) -> Result<Result<(Vec<u16>, bool), Refusal>, Problem> {
+    /// The permits that nobody has, or who has them.
+    fn look(&self, claim: &Claim<'_>) -> Result<Result<Free, Refusal>, Problem> {
         let state = self.state(false)?;
-        self.check_rows(&state.live, request.permits)?;
-        let free = lease::free_slots(request.permits, state.live.iter().map(|row| row.grant.slot));
-        Ok(if free.is_empty() { Err(Refusal::of(&state)) } else { Ok((free, state.live.is_empty())) })
+        let permits = claim.request.permits;
+        self.check_rows(&state.live, permits)?;
+        let slots = lease::free_slots(permits, state.live.iter().map(|row| row.grant.slot));
+        let is_first = state.live.is_empty();
+        Ok(if slots.is_empty() { Err(self.refusal(&state)) } else { Ok(Free { slots, is_first }) })
     }
 
-    /// One try as the first in the queue.
-    fn try_as_head(&self, request: &Request<'_>) -> Result<Answer, Problem> {
+    /// With the queue: takes a permit that is free, as the caller has just seen or is to be looked for.
+    fn try_free_permits(&self, claim: &Claim<'_>, mut free: Option<Free>) -> Result<Answer, Problem> {
         loop {
-            let (free, is_first) = match self.look(request)? {
+            let Free { slots, is_first } = match free.take().map_or_else(|| self.look(claim), |free| Ok(Ok(free)))? {
                 Ok(free) => free,
                 Err(refusal) => return Ok(Answer::Refused(refusal)),
             };
-            if let Some(granted) = self.try_permits(request, &free, is_first)? {
+            if let Some(granted) = self.try_permits(claim, &slots, is_first)? {
                 return Ok(granted);
             }
             // What was looked at may have ended meanwhile.
-            if is_first || !matches!(self.look(request)?, Ok((_, true))) {
-                return Ok(Answer::Refused(Refusal::unknown()));
+            match self.look(claim)? {
+                Ok(now) if now.is_first && !is_first => free = Some(now),
+                _ => return Ok(Answer::Refused(Refusal::unknown())),
             }
         }
     }
 
+    /// The grant that ends first is in the way; where others wait for that already, it is worth trying again soon.
+    fn refusal(&self, state: &State) -> Refusal {
+        let refusal = Refusal::of(state);
+        let has_queue = who::lease_waiters(self.key) > 0;
+        Refusal { retry_after: if has_queue { RETRY_AFTER } else { refusal.retry_after }, ..refusal }
+    }
+
     /// Takes the first permit that is free. `is_first`: nobody has one.
-    fn try_permits(&self, request: &Request<'_>, free: &[u16], is_first: bool) -> Result<Option<Answer>, Problem> {
+    fn try_permits(&self, claim: &Claim<'_>, free: &[u16], is_first: bool) -> Result<Option<Answer>, Problem> {
         let mode = if is_first { Mode::Exclusive } else { Mode::IntentExclusive };
         with_tag(self.tag(), mode, || {
             for &slot in free {
-                let granted = if request.permits == 1 {
-                    self.try_permit(request, slot, is_first)?
+                let granted = if claim.request.permits == 1 {
+                    self.try_permit(claim, slot, is_first)?
                 } else {
-                    let tag = self.permit_tag(slot);
-                    with_tag(tag, Mode::Exclusive, || self.try_permit(request, slot, is_first))?
+                    with_tag(self.permit_tag(slot), Mode::Exclusive, || self.try_permit(claim, slot, is_first))?
                 };
                 if granted.is_some() {
                     return Ok(granted);
@@ -376,7 +390,7 @@ impl<'a> Lease<'a> {
     }
 
     /// With the permit's tags: takes it if it is free.
-    fn try_permit(&self, request: &Request<'_>, slot: u16, is_first: bool) -> Result<Option<Answer>, Problem> {
+    fn try_permit(&self, claim: &Claim<'_>, slot: u16, is_first: bool) -> Result<Option<Answer>, Problem> {
         let is_in_the_way = |row: &Row| is_first || row.grant.slot == slot;
         let mut look_for_unfinished = false;
         loop {
@@ -391,7 +405,7 @@ impl<'a> Lease<'a> {
             }
             let rows = lease_table::read(&self.tables, self.key, None, See::Committed, false)?;
             let state = State::of(rows, now)?;
-            self.check_rows(&state.live, request.permits)?;
+            self.check_rows(&state.live, claim.request.permits)?;
             if state.live.iter().any(is_in_the_way) || state.live.is_empty() != is_first {
                 return Ok(None);
             }
@@ -399,46 +413,30 @@ impl<'a> Lease<'a> {
                 look_for_unfinished = true;
                 continue;
             }
-            let (grant, owner) = self.grant(request, slot)?;
+            let grant = self.grant(claim, slot)?;
             self.clear_away(state.ended.iter().filter(|row| is_in_the_way(row)), &state.orders)?;
             self.sweep(grant.token)?;
-            return Ok(Some(Answer::Granted(grant, owner)));
+            return Ok(Some(Answer::Granted(grant, claim.owner.clone())));
         }
     }
 
-    /// Makes the grant; its owner in the database's encoding.
-    fn grant(&self, request: &Request<'_>, slot: u16) -> Result<(Grant, Vec<u8>), Problem> {
+    fn grant(&self, claim: &Claim<'_>, slot: u16) -> Result<Grant, Problem> {
+        let request = &claim.request;
         let bound = if request.bound { Some(session::bind_lease(self.key)?) } else { None };
-        let owner = request.owner.map_or_else(activity::application_or_role, <[u8]>::to_vec);
         session::change_lease(self.key, Touch::Grant);
         let token = fencing::draw(&self.tables)?;
-        let grant = Grant {
-            token,
-            slot,
-            permits: request.permits,
-            role: current_role(),
-            bound,
-            kept: false,
-            term: Term::starting(clock::now(), request.ttl),
-        };
-        lease_table::insert(
-            &self.tables,
-            &NewRow {
-                key: self.key,
-                grant,
-                name: self.name.bytes(),
-                owner: &owner,
-                requested: None,
-                payload: request.payload,
-            },
-        )?;
-        Ok((grant, owner))
+        let term = Term::starting(clock::now(), request.ttl);
+        let grant = Grant { token, slot, permits: request.permits, role: claim.role, bound, kept: false, term };
+        let (name, owner) = (self.name.bytes(), &claim.owner);
+        let row = NewRow { key: self.key, grant, name, owner, requested: None, payload: request.payload };
+        lease_table::insert(&self.tables, &row)?;
+        Ok(grant)
     }
 
     /// Deletes rows of grants that have ended, and the orders about them, as far as nobody else is at them.
     fn clear_away<'r>(&self, ended: impl Iterator<Item = &'r Row>, orders: &[Row]) -> Result<(), Problem> {
         for row in ended {
-            if lease_table::delete(&self.tables, row)? == Written::Done {
+            if lease_table::delete(&self.tables, row, false)? == Written::Done {
                 self.clear_orders(row.grant.token, orders)?;
             }
         }
@@ -447,7 +445,7 @@ impl<'a> Lease<'a> {
 
     fn clear_orders(&self, token: i64, orders: &[Row]) -> Result<(), Problem> {
         for order in orders.iter().filter(|order| order.ordered_token() == Some(token)) {
-            lease_table::delete(&self.tables, order)?;
+            lease_table::delete(&self.tables, order, false)?;
         }
         Ok(())
     }
@@ -468,17 +466,20 @@ impl<'a> Lease<'a> {
     /// [`Error::LeaseTaken`], [`Error::LeaseEnded`], [`Error::NotYourLease`], the server's.
     pub fn renew(&self, token: i64, ttl: Option<i64>, payload: Option<Varlena>) -> Result<Renewal, Problem> {
         self.check_may_write("renew")?;
+        let mut is_locked = false;
         loop {
             let Some((row, state)) = self.held(token)? else { return Err(self.lost(token)) };
             self.check_owner(&row, "renew")?;
             let term = row.grant.term.renewed(state.now, ttl.unwrap_or(row.grant.term.ttl));
             let change = Change { term: Some(term), payload, ..Change::default() };
-            if self.write(&row, Some(change))? {
-                self.check_in_time(&row)?;
-                let order = state.orders.iter().find(|order| order.ordered_token() == Some(token));
-                let requested = order.and_then(|order| order.requested.clone());
-                return Ok(Renewal { term, requested, waiters: who::lease_waiters(self.key) });
+            if let Some(again) = self.write(&row, Some(change), is_locked)? {
+                is_locked = again.is_locked;
+                continue;
             }
+            self.check_in_time(&row)?;
+            let order = state.orders.iter().find(|order| order.ordered_token() == Some(token));
+            let requested = order.and_then(|order| order.requested.clone());
+            return Ok(Renewal { term, requested, waiters: who::lease_waiters(self.key) });
         }
     }
 
@@ -488,6 +489,7 @@ impl<'a> Lease<'a> {
     /// [`Error::NotYourLease`], the server's.
     pub fn release(&self, token: i64, keep_for: Option<i64>) -> Result<bool, Problem> {
         self.check_may_write("release")?;
+        let mut is_locked = false;
         loop {
             let Some((row, state)) = self.held(token)? else { return Ok(false) };
             self.check_owner(&row, "release")?;
@@ -495,13 +497,15 @@ impl<'a> Lease<'a> {
                 .map(|keep_for| row.grant.term.kept(state.now, keep_for))
                 .filter(|term| term.remaining(state.now) > 0)
                 .map(|term| Change { term: Some(term), kept: true, ..Change::default() });
-            if self.write(&row, kept)? {
-                match kept {
-                    Some(_) => self.check_in_time(&row)?,
-                    None => self.clear_orders(token, &state.orders)?,
-                }
-                return Ok(true);
+            if let Some(again) = self.write(&row, kept, is_locked)? {
+                is_locked = again.is_locked;
+                continue;
             }
+            match kept {
+                Some(_) => self.check_in_time(&row)?,
+                None => self.clear_orders(token, &state.orders)?,
+            }
+            return Ok(true);
         }
     }
 
@@ -597,7 +601,7 @@ impl<'a> Lease<'a> {
                     self.check_owner(row, "break")?;
                 }
                 session::change_lease(self.key, Touch::Grant);
-                match lease_table::delete(&self.tables, row)? {
+                match lease_table::delete(&self.tables, row, false)? {
                     Written::Done => self.clear_orders(row.grant.token, &state.orders)?,
                     Written::Changed => {
                         is_done = false;
@@ -633,6 +637,7 @@ impl<'a> Lease<'a> {
     fn order(&self, row: &Row, reason: Option<&[u8]>) -> Result<(), Problem> {
         let is_break = reason.is_none();
         session::change_lease(self.key, if is_break { Touch::Grant } else { Touch::Prolong });
+        let mut is_locked = false;
         loop {
             let token = -row.grant.token;
             let orders = lease_table::read(&self.tables, self.key, Some(token), See::Committed, false)?;
@@ -643,11 +648,11 @@ impl<'a> Lease<'a> {
                 return lease_table::insert(&self.tables, &order);
             };
             let change = Change { kept: is_break, requested: reason, ..Change::default() };
-            match lease_table::update(&self.tables, order, change)? {
+            match lease_table::update(&self.tables, order, change, is_locked)? {
                 Written::Done => return Ok(()),
-                Written::Changed => {}
+                Written::Changed => is_locked = false,
                 // The holder releases the lease, perhaps, and may not be done with it.
-                Written::Busy => lease_table::wait_for_others(&self.tables, order)?,
+                Written::Busy => is_locked = lease_table::lock(&self.tables, order)?,
             }
         }
     }
@@ -663,19 +668,62 @@ impl<'a> Lease<'a> {
         Ok((state.live, state.now))
     }
 
-    /// Changes a row, or (None) deletes it; false if it has to be read again: what time it is, and whose the lease is, may
+    /// Changes a row, or (None) deletes it. Some: it has to be read again, because what time it is and whose the lease is may
     /// be another thing after a wait for other transactions.
-    fn write(&self, row: &Row, change: Option<Change<'_>>) -> Result<bool, Problem> {
+    fn write(&self, row: &Row, change: Option<Change<'_>>, is_locked: bool) -> Result<Option<Again>, Problem> {
         let is_prolonged = change.is_some_and(|change| change.prolongs(&row.grant.term));
         session::change_lease(self.key, if is_prolonged { Touch::Prolong } else { Touch::Grant });
         let written = match change {
-            Some(change) => lease_table::update(&self.tables, row, change)?,
-            None => lease_table::delete(&self.tables, row)?,
+            Some(change) => lease_table::update(&self.tables, row, change, is_locked)?,
+            None => lease_table::delete(&self.tables, row, is_locked)?,
         };
-        if written == Written::Busy {
-            lease_table::wait_for_others(&self.tables, row)?;
-        }
-        Ok(written == Written::Done)
+        Ok(match written {
+            Written::Done => None,
+            Written::Changed => Some(Again { is_locked: false }),
+            Written::Busy => Some(Again { is_locked: lease_table::lock(&self.tables, row)? }),
+        })
+    }
+}
+
+/// Read the row again.
+struct Again {
+    /// Nobody else can change it any more.
+    is_locked: bool,
+}
+
+/// A request, and whose it is: that of the role that made the call, whatever becomes of it during the wait.
+struct Claim<'a> {
+    request: Request<'a>,
+    /// In the database's encoding.
+    owner: Vec<u8>,
+    role: u32,
+}
+
+/// The permits of a lease that nobody has.
+struct Free {
+    slots: Vec<u16>,
+    /// Nobody has any.
+    is_first: bool,
+}
+
+/// As long as it lives, others are told that this session waits for a lease.
+struct Waiting;
+
+impl Waiting {
+    fn begin(lease: &Lease<'_>, deadline: Deadline) -> Self {
+        session::begin_lease_wait(lease.key, lease.name.bytes(), deadline.at());
+        Self
+    }
+
+    /// As the first in the queue.
+    fn lead(&self) {
+        session::lead_lease_wait();
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        session::end_lease_wait();
     }
 }
 

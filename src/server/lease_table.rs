@@ -12,6 +12,7 @@ use super::arguments::{Varlena, text_bytes};
 use super::encoding;
 use super::ffi;
 use super::report::Problem;
+use super::session;
 use super::tables::Tables;
 use super::try_block::try_block;
 use crate::rules::error::Error;
@@ -51,7 +52,7 @@ const TOKEN_ATTRIBUTE: i16 = 2;
 pub enum See {
     /// The newest committed ones, and this transaction's own.
     Committed,
-    /// Those of transactions under way too.
+    /// Those of transactions under way too; without texts.
     Uncommitted,
 }
 
@@ -162,6 +163,7 @@ unsafe fn with_table<R>(
     mode: u32,
     work: impl FnOnce(Open) -> Result<R, WrongShape>,
 ) -> Result<R, Problem> {
+    session::check_not_parallel()?;
     let mode = mode as pg_sys::LOCKMODE;
     // SAFETY: the caller's; what is opened here is closed here, or at the end of the transaction that an error ends.
     let result = unsafe {
@@ -216,7 +218,7 @@ fn read_rows(tables: &Tables, keys: &[Key], see: See, payloads: bool) -> Result<
             let snapshot = if see == See::Uncommitted { &raw mut dirty } else { open.snapshot };
             let mut scan = Scan::begin(open, snapshot, keys);
             while scan.next() {
-                let mut row = scan.row(open, payloads);
+                let mut row = scan.row(open, see == See::Committed, payloads);
                 if see == See::Uncommitted {
                     let tuple = &*(*row.tuple).t_data;
                     // A deleted row leads nowhere, an updated one to its next version.
@@ -313,11 +315,11 @@ impl Scan {
         }
     }
 
-    /// The row it has come to, copied.
+    /// The row it has come to, copied. Texts stored elsewhere are there only for a row that has been committed.
     ///
     /// # Safety
     /// In a [`try_block`], after a visible row.
-    unsafe fn row(&self, open: Open, payloads: bool) -> Found {
+    unsafe fn row(&self, open: Open, texts: bool, payloads: bool) -> Found {
         // SAFETY: the caller's; as many values as the table has columns.
         unsafe {
             let tuple = ffi::heap_copytuple(ffi::ExecFetchSlotHeapTuple(self.slot, false, std::ptr::null_mut()));
@@ -331,7 +333,9 @@ impl Scan {
             };
             ffi::heap_deform_tuple(tuple, (*open.table).rd_att, found.values.as_mut_ptr(), found.nulls.as_mut_ptr());
             for text in [column::NAME, column::OWNER, column::REQUESTED] {
-                if !found.nulls[text] {
+                if !texts {
+                    found.nulls[text] = true;
+                } else if !found.nulls[text] {
                     let packed = ffi::pg_detoast_datum_packed(found.values[text].cast_mut_ptr());
                     found.values[text] = pg_sys::Datum::from(packed);
                 }
@@ -462,7 +466,7 @@ pub fn insert(tables: &Tables, row: &NewRow<'_>) -> Result<(), Problem> {
         with_table(tables, pg_sys::RowExclusiveLock, |open| {
             let tuple = ffi::heap_form_tuple((*open.table).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
             ffi::heap_insert(open.table, tuple, ffi::GetCurrentCommandId(true), 0, std::ptr::null_mut());
-            enter_in_indexes(open, tuple, &values, &nulls)?;
+            enter_in_indexes(open, tuple, &values, &nulls, false)?;
             ffi::heap_freetuple(tuple);
             ffi::CommandCounterIncrement();
             Ok(())
@@ -479,6 +483,7 @@ unsafe fn enter_in_indexes(
     tuple: pg_sys::HeapTuple,
     values: &[pg_sys::Datum; column::COUNT],
     nulls: &[bool; column::COUNT],
+    is_update: bool,
 ) -> Result<(), WrongShape> {
     const MOST_COLUMNS: usize = pg_sys::INDEX_MAX_KEYS as usize;
     let mode = pg_sys::RowExclusiveLock as i32;
@@ -505,7 +510,8 @@ unsafe fn enter_in_indexes(
                     pg_sys::IndexUniqueCheck::UNIQUE_CHECK_NO
                 };
                 let (values, nulls) = (index_values.as_mut_ptr(), index_nulls.as_mut_ptr());
-                ffi::index_insert(index, values, nulls, &raw mut (*tuple).t_self, open.table, unique, false, info);
+                let tid = &raw mut (*tuple).t_self;
+                ffi::index_insert(index, values, nulls, tid, open.table, unique, is_update, info);
             }
             ffi::index_close(index, mode);
         }
@@ -521,11 +527,11 @@ fn written(result: pg_sys::TM_Result::Type) -> Written {
     }
 }
 
-/// Changes a row.
+/// Changes a row, which may be locked for this transaction by [`lock`].
 ///
 /// # Errors
 /// [`Error::Tables`], the server's.
-pub fn update(tables: &Tables, row: &Row, change: Change<'_>) -> Result<Written, Problem> {
+pub fn update(tables: &Tables, row: &Row, change: Change<'_>, is_locked: bool) -> Result<Written, Problem> {
     let requested = change.requested.map(text_datum);
     // SAFETY: server calls; the tuple is a copy of one of the table's.
     unsafe {
@@ -550,11 +556,12 @@ pub fn update(tables: &Tables, row: &Row, change: Change<'_>) -> Result<Written,
             }
             let tuple = ffi::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());
             let tid = &raw mut (*row.tuple).t_self;
-            let outcome = written(ffi::heap_update(open.table, tid, tuple, ffi::GetCurrentCommandId(true)));
+            let command = ffi::GetCurrentCommandId(true);
+            let outcome = written(ffi::heap_update(open.table, tid, tuple, command, is_locked));
             if outcome == Written::Done {
                 let is_heap_only = u32::from((*(*tuple).t_data).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE != 0;
                 if !is_heap_only {
-                    enter_in_indexes(open, tuple, &values, &nulls)?;
+                    enter_in_indexes(open, tuple, &values, &nulls, true)?;
                 }
                 ffi::CommandCounterIncrement();
             }
@@ -564,15 +571,20 @@ pub fn update(tables: &Tables, row: &Row, change: Change<'_>) -> Result<Written,
     }
 }
 
-/// Deletes a row.
+/// Deletes a row, which may be locked for this transaction by [`lock`].
 ///
 /// # Errors
 /// [`Error::Tables`], the server's.
-pub fn delete(tables: &Tables, row: &Row) -> Result<Written, Problem> {
+pub fn delete(tables: &Tables, row: &Row, is_locked: bool) -> Result<Written, Problem> {
     // SAFETY: server calls.
     unsafe {
         with_table(tables, pg_sys::RowExclusiveLock, |open| {
-            let outcome = written(delete_at(open, &raw mut (*row.tuple).t_self));
+            let mut failure = pg_sys::TM_FailureData::default();
+            let (tid, command) = (&raw mut (*row.tuple).t_self, ffi::GetCurrentCommandId(true));
+            let no_snapshot = std::ptr::null_mut();
+            // The server waits for others only, and also calls a row busy that is locked by ourselves.
+            let result = ffi::heap_delete(open.table, tid, command, no_snapshot, is_locked, &mut failure, false);
+            let outcome = written(result);
             if outcome == Written::Done {
                 ffi::CommandCounterIncrement();
             }
@@ -581,30 +593,20 @@ pub fn delete(tables: &Tables, row: &Row) -> Result<Written, Problem> {
     }
 }
 
-/// # Safety
-/// In a [`try_block`].
-unsafe fn delete_at(open: Open, tid: pg_sys::ItemPointer) -> pg_sys::TM_Result::Type {
-    let mut failure = pg_sys::TM_FailureData::default();
-    let no_snapshot = std::ptr::null_mut();
-    // SAFETY: the caller's.
-    unsafe {
-        ffi::heap_delete(open.table, tid, ffi::GetCurrentCommandId(true), no_snapshot, false, &mut failure, false)
-    }
-}
-
 /// Waits until no other transaction has an unfinished change of a row, as the server waits for rows: `lock_timeout`
-/// applies, deadlocks are found. The row has to be read again then.
+/// applies, deadlocks are found. Whether the row is as it was, and locked for this transaction now; read it again in any
+/// case, time has passed.
 ///
 /// # Errors
 /// [`Error::Tables`], the server's.
-pub fn wait_for_others(tables: &Tables, row: &Row) -> Result<(), Problem> {
-    // SAFETY: server calls. The row is locked for this transaction if it is still there, so that nobody comes between.
+pub fn lock(tables: &Tables, row: &Row) -> Result<bool, Problem> {
+    // SAFETY: server calls.
     unsafe {
         with_table(tables, pg_sys::RowExclusiveLock, |open| {
             let mut tuple = pg_sys::HeapTupleData { t_self: (*row.tuple).t_self, ..pg_sys::HeapTupleData::default() };
             let mut buffer = pg_sys::InvalidBuffer as pg_sys::Buffer;
             let mut failure = pg_sys::TM_FailureData::default();
-            ffi::heap_lock_tuple(
+            let result = ffi::heap_lock_tuple(
                 open.table,
                 &mut tuple,
                 ffi::GetCurrentCommandId(true),
@@ -615,7 +617,7 @@ pub fn wait_for_others(tables: &Tables, row: &Row) -> Result<(), Problem> {
                 &mut failure,
             );
             ffi::ReleaseBuffer(buffer);
-            Ok(())
+            Ok(result == pg_sys::TM_Result::TM_Ok)
         })
     }
 }
@@ -648,7 +650,7 @@ pub fn sweep(
                     left -= 1;
                     match scan.next_entry() {
                         None => break,
-                        Some(true) => found.push(scan.row(open, false)),
+                        Some(true) => found.push(scan.row(open, true, false)),
                         Some(false) => scan.use_room(open),
                     }
                 }
@@ -660,7 +662,7 @@ pub fn sweep(
     for row in found.iter().map(Row::of) {
         if has_ended(&row)? {
             // If somebody else is at it, they see to it.
-            delete(tables, &row)?;
+            delete(tables, &row, false)?;
         }
     }
     Ok(())

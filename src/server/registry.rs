@@ -347,8 +347,9 @@ impl Registry {
             });
         }
         entry.lease_key.store(key, Ordering::Relaxed);
-        entry.lease_state.store(QUEUED, Ordering::Release);
-        directory.lease_waiters.fetch_add(1, Ordering::Relaxed);
+        if entry.lease_state.swap(QUEUED, Ordering::Release) == NOT_WAITING {
+            directory.lease_waiters.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Tells that this process is the first in the queue for the lease that it waits for.

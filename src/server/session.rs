@@ -110,11 +110,22 @@ struct Leases {
     /// Acquired to end with the session. While there are any, the sentinel stays.
     bound: BTreeSet<u64>,
     /// Their waiters may go on when this transaction ends, or a part of it is rolled back.
-    touched: Vec<u64>,
+    touched: BTreeSet<u64>,
     /// Their waiters may go on if this is rolled back.
-    prolonged: Vec<u64>,
+    prolonged: BTreeSet<u64>,
     /// The subtransactions that have changed rows of leases.
-    changed_in: Vec<u32>,
+    changed_in: BTreeSet<u32>,
+}
+
+impl Leases {
+    const fn new() -> Self {
+        Self {
+            bound: BTreeSet::new(),
+            touched: BTreeSet::new(),
+            prolonged: BTreeSet::new(),
+            changed_in: BTreeSet::new(),
+        }
+    }
 }
 
 static SESSION: ProcessLocal<RefCell<Session>> = ProcessLocal::ref_cell(Session::new());
@@ -343,13 +354,10 @@ pub enum Touch {
 pub fn touch_lease(key: u64, touch: Touch) {
     with_session(|session| {
         session.start();
-        let keys = match touch {
-            Touch::Grant => &mut session.leases.touched,
-            Touch::Prolong => &mut session.leases.prolonged,
+        match touch {
+            Touch::Grant => session.leases.touched.insert(key),
+            Touch::Prolong => session.leases.prolonged.insert(key),
         };
-        if keys.last() != Some(&key) {
-            keys.push(key);
-        }
     });
 }
 
@@ -358,11 +366,7 @@ pub fn change_lease(key: u64, touch: Touch) {
     touch_lease(key, touch);
     // SAFETY: a question about this process's state.
     let subtransaction = unsafe { ffi::GetCurrentSubTransactionId() };
-    with_session(|session| {
-        if session.leases.changed_in.last() != Some(&subtransaction) {
-            session.leases.changed_in.push(subtransaction);
-        }
-    });
+    with_session(|session| session.leases.changed_in.insert(subtransaction));
 }
 
 /// What a lease is bound to that is to end with this session.
@@ -451,12 +455,7 @@ impl Session {
             is_started: false,
             has_sentinel: false,
             lost_sentinels: 0,
-            leases: Leases {
-                bound: BTreeSet::new(),
-                touched: Vec::new(),
-                prolonged: Vec::new(),
-                changed_in: Vec::new(),
-            },
+            leases: Leases::new(),
             is_ending: false,
             struck: Vec::new(),
         }
@@ -722,10 +721,11 @@ impl Session {
         }
     }
 
-    fn wake_touched(&self, is_commit: bool) {
-        let prolonged = if is_commit { &[][..] } else { &self.leases.prolonged };
-        for &key in self.leases.touched.iter().chain(prolonged) {
-            self.wake(key);
+    /// Waiters may go on after the transaction, or a part of it that is rolled back.
+    fn wake_touched(&self, is_commit: bool, is_top_level: bool) {
+        if is_top_level || !is_commit {
+            let prolonged = self.leases.prolonged.iter().filter(|_| !is_commit);
+            self.leases.touched.iter().chain(prolonged).for_each(|&key| self.wake(key));
         }
     }
 
@@ -738,23 +738,21 @@ impl Session {
     /// A subtransaction has committed.
     pub(super) fn on_subcommit(&mut self, subtransaction: u32, parent: u32) {
         self.ledger.commit_subtransaction(subtransaction, parent);
-        for changed_in in &mut self.leases.changed_in {
-            if *changed_in == subtransaction {
-                *changed_in = parent;
-            }
+        if self.leases.changed_in.remove(&subtransaction) {
+            self.leases.changed_in.insert(parent);
         }
     }
 
     /// A subtransaction is aborting: the lock manager still has its locks, so they are published until it has not.
     pub(super) fn on_subabort(&mut self, subtransaction: u32) {
         self.struck.extend(self.ledger.abort_subtransaction(subtransaction));
-        self.leases.changed_in.retain(|&changed_in| changed_in != subtransaction);
+        self.leases.changed_in.remove(&subtransaction);
     }
 
     /// Some resource owner has given up its locks; at the end of the transaction, all of them.
     pub(super) fn on_locks_released(&mut self, is_commit: bool, is_top_level: bool) {
         let mut places = std::mem::take(&mut self.struck);
-        self.wake_touched(is_commit);
+        self.wake_touched(is_commit, is_top_level);
         if is_top_level {
             self.leases.touched.clear();
             self.leases.prolonged.clear();

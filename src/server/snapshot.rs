@@ -2,7 +2,7 @@
 
 use super::ffi;
 use super::report::Problem;
-use super::try_block::try_block;
+use super::try_block::{ServerError, try_block};
 use crate::rules::error::Error;
 use pgrx::pg_sys;
 
@@ -65,4 +65,25 @@ fn give_up_snapshots(fcinfo: pg_sys::FunctionCallInfo) -> Result<(), &'static st
 pub fn give_up_catalog_snapshot() {
     // SAFETY: one server call, which raises no error.
     unsafe { pg_sys::InvalidateCatalogSnapshotConditionally() }
+}
+
+/// As long as it lives, no row that is found by the newest snapshots can be removed and its place be used for another.
+pub struct RowsKept(pg_sys::Snapshot);
+
+impl RowsKept {
+    /// From now on.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn new() -> Result<Self, ServerError> {
+        // SAFETY: two server calls.
+        unsafe { try_block(|| ffi::RegisterSnapshot(ffi::GetLatestSnapshot())) }.map(Self)
+    }
+}
+
+impl Drop for RowsKept {
+    fn drop(&mut self) {
+        // SAFETY: registered above, with the resource owner that is current; raises no error.
+        unsafe { ffi::UnregisterSnapshot(self.0) }
+    }
 }

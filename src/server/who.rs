@@ -286,9 +286,13 @@ fn lease_rows(picture: &Picture, leases: Vec<lease_table::Row>) -> Vec<HolderRow
         .collect()
 }
 
-/// How many sessions wait for a lease of this database.
+/// How many other sessions wait for a lease of this database.
 pub fn lease_waiters(key: u64) -> i32 {
-    count_waits(&session::waits_for_leases(), key)
+    // SAFETY: a plain global.
+    let me = unsafe { pg_sys::MyProcPid };
+    let mut waits = session::waits_for_leases();
+    waits.retain(|wait| wait.pid != me);
+    count_waits(&waits, key)
 }
 
 fn count_waits(waits: &[WaitForLease], key: u64) -> i32 {
