@@ -8,16 +8,20 @@ mod bad_input;
 mod bound;
 mod extension;
 mod guard;
+mod model;
 mod payload;
 mod permits;
 mod pools;
+mod races;
 mod release;
 mod renew;
 mod request_break;
 mod rights;
+mod size;
 mod time_to_live;
 mod transactions;
 mod views;
+mod waiting;
 
 use super::support::{Rows, Session, SqlError, literal, until};
 
