@@ -395,12 +395,14 @@ impl<'a> Lease<'a> {
     fn try_permit(&self, claim: &Claim<'_>, slot: u16, is_first: bool) -> Result<Option<Answer>, Problem> {
         let is_in_the_way = |row: &Row| is_first || row.grant.slot == slot;
         let mut look_for_unfinished = false;
+        let mut broken = Vec::new();
         loop {
             let now = clock::now();
             if look_for_unfinished {
                 let rows = lease_table::read(&self.tables, self.key, None, See::Uncommitted, false)?;
                 let is_unfinished = |row: &Row| row.is_uncommitted || row.is_being_updated;
-                let mut grants = rows.iter().filter(|row| row.ordered_token().is_none());
+                let mut grants =
+                    rows.iter().filter(|row| row.for_token.is_none() && !broken.contains(&row.grant.token));
                 if grants.any(|row| is_unfinished(row) && is_in_the_way(row)) {
                     return Ok(None); // perhaps prolonged
                 }
@@ -413,6 +415,7 @@ impl<'a> Lease<'a> {
             }
             if !look_for_unfinished && state.ended.iter().any(is_in_the_way) {
                 look_for_unfinished = true;
+                broken = state.broken().collect();
                 continue;
             }
             let grant = self.grant(claim, slot)?;
@@ -430,7 +433,8 @@ impl<'a> Lease<'a> {
         let term = Term::starting(clock::now(), request.ttl);
         let grant = Grant { token, slot, permits: request.permits, role: claim.role, bound, kept: false, term };
         let (name, owner) = (self.name.bytes(), &claim.owner);
-        let row = NewRow { key: self.key, grant, name, owner, requested: None, payload: request.payload };
+        let (for_token, requested) = (None, None);
+        let row = NewRow { key: self.key, grant, for_token, name, owner, requested, payload: request.payload };
         lease_table::insert(&self.tables, &row)?;
         Ok(grant)
     }
@@ -446,7 +450,7 @@ impl<'a> Lease<'a> {
     }
 
     fn clear_orders(&self, token: i64, orders: &[Row]) -> Result<(), Problem> {
-        for order in orders.iter().filter(|order| order.ordered_token() == Some(token)) {
+        for order in orders.iter().filter(|order| order.for_token == Some(token)) {
             lease_table::delete(&self.tables, order, Others::Skip)?;
         }
         Ok(())
@@ -456,7 +460,7 @@ impl<'a> Lease<'a> {
     fn sweep(&self, token: i64) -> Result<(), Problem> {
         let now = clock::now();
         lease_table::sweep(&self.tables, token, SWEPT_ENTRIES, |row| {
-            let Some(token) = row.ordered_token() else { return Ok(!is_live(&row.grant, now)?) };
+            let Some(token) = row.for_token else { return Ok(!is_live(&row.grant, now)?) };
             let granted = lease_table::read(&self.tables, row.key, Some(token), See::Uncommitted, false)?;
             Ok(granted.is_empty())
         })
@@ -483,8 +487,9 @@ impl<'a> Lease<'a> {
                 is_late = true; // it has waited for another transaction: once more, from now on
                 continue;
             }
-            let order = state.orders.iter().find(|order| order.ordered_token() == Some(token));
-            let requested = order.and_then(|order| order.requested.clone());
+            let requests = state.orders.iter().filter(|order| order.for_token == Some(token) && !order.is_break());
+            let newest = requests.max_by_key(|request| request.grant.token.unsigned_abs());
+            let requested = newest.and_then(|request| request.requested.clone());
             return Ok(Renewal { term, requested, waiters: who::lease_waiters(self.key) });
         }
     }
@@ -577,15 +582,13 @@ impl<'a> Lease<'a> {
     /// The server's.
     pub fn request(&self, reason: &[u8]) -> Result<bool, Problem> {
         self.check_may_write("request")?;
-        if self.holders()?.0.is_empty() {
-            return Ok(false);
+        let state = self.state(false)?;
+        let mut is_held = false;
+        for row in state.live.iter().filter(|row| self.is_held(row)) {
+            self.order(row, Some(reason), &state.orders)?;
+            is_held = true;
         }
-        self.take_turn_for_orders()?;
-        let holders = self.holders()?.0;
-        for row in &holders {
-            self.order(row, Some(reason))?;
-        }
-        Ok(!holders.is_empty())
+        Ok(is_held)
     }
 
     /// Ends all grants, kept ones too; how many.
@@ -611,10 +614,7 @@ impl<'a> Lease<'a> {
                         continue;
                     }
                     // The holder has an unfinished renewal, say: it is not waited for.
-                    Written::Busy => {
-                        self.take_turn_for_orders()?;
-                        self.order(row, None)?;
-                    }
+                    Written::Busy => self.order(row, None, &state.orders)?,
                 }
                 ended += 1;
             }
@@ -624,36 +624,22 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// Orders to one lease are given one after the other.
-    fn take_turn_for_orders(&self) -> Result<(), Problem> {
-        let tag = Tag::orders(self.key, ffi::my_database());
-        if lock_manager::try_acquire(tag, Mode::Exclusive, Scope::Transaction)? == Outcome::Granted {
-            return Ok(());
-        }
-        match lock_manager::wait(tag, Mode::Exclusive, Scope::Transaction, Wait::Server, &self.describe())? {
-            Outcome::Granted => Ok(()),
-            Outcome::NotAvailable => Err(self.not_obtained(Wait::Server)),
-        }
-    }
-
-    /// In its turn: asks the holder of a grant to hand over for a reason, or (None) ends the grant.
-    fn order(&self, row: &Row, reason: Option<&[u8]>) -> Result<(), Problem> {
+    /// Asks the holder of a grant to hand over for a reason, or (None) ends the grant. Waits for nobody: each order is a row of
+    /// its own, and takes the place of those before it.
+    fn order(&self, row: &Row, reason: Option<&[u8]>, orders: &[Row]) -> Result<(), Problem> {
         let is_break = reason.is_none();
         session::change_lease(self.key, if is_break { Touch::Grant } else { Touch::Prolong });
-        loop {
-            let token = -row.grant.token;
-            let orders = lease_table::read(&self.tables, self.key, Some(token), See::Committed, false)?;
-            let Some(order) = orders.first() else {
-                let grant = Grant { token, role: current_role(), bound: None, kept: is_break, ..row.grant };
-                let (name, owner) = (self.name.bytes(), activity::application_or_role());
-                let order = NewRow { key: self.key, grant, name, owner: &owner, requested: reason, payload: None };
-                return lease_table::insert(&self.tables, &order);
-            };
-            let change = Change { kept: is_break, requested: reason, ..Change::default() };
-            if lease_table::update(&self.tables, order, change)? == Written::Done {
-                return Ok(());
-            }
+        let token = -fencing::draw(&self.tables)?;
+        let grant = Grant { token, role: current_role(), bound: None, kept: is_break, ..row.grant };
+        let (name, owner) = (self.name.bytes(), activity::application_or_role());
+        let for_token = Some(row.grant.token);
+        let order = NewRow { key: self.key, grant, for_token, name, owner: &owner, requested: reason, payload: None };
+        lease_table::insert(&self.tables, &order)?;
+        let before = orders.iter().filter(|order| order.for_token == for_token && (is_break || !order.is_break()));
+        for order in before {
+            lease_table::delete(&self.tables, order, Others::Skip)?;
         }
+        Ok(())
     }
 
     /// The rows of those who hold it.
@@ -669,7 +655,7 @@ impl<'a> Lease<'a> {
 
     /// Changes a row, or (None) deletes it; false if it has to be read again. Waits for a transaction that has an unfinished
     /// change of it: what time it is may be another thing then.
-    fn write(&self, row: &Row, change: Option<Change<'_>>) -> Result<bool, Problem> {
+    fn write(&self, row: &Row, change: Option<Change>) -> Result<bool, Problem> {
         let is_prolonged = change.is_some_and(|change| change.prolongs(&row.grant.term));
         session::change_lease(self.key, if is_prolonged { Touch::Prolong } else { Touch::Grant });
         let written = match change {
@@ -729,14 +715,19 @@ struct State {
 
 impl State {
     fn of(rows: Vec<Row>, now: Now) -> Result<Self, Problem> {
-        let (orders, grants): (Vec<Row>, Vec<Row>) = rows.into_iter().partition(|row| row.ordered_token().is_some());
+        let (orders, grants): (Vec<Row>, Vec<Row>) = rows.into_iter().partition(|row| row.for_token.is_some());
         let (mut live, mut ended) = (Vec::with_capacity(grants.len()), Vec::new());
         for row in grants {
             let token = Some(row.grant.token);
-            let is_broken = orders.iter().any(|order| order.is_break() && order.ordered_token() == token);
+            let is_broken = orders.iter().any(|order| order.is_break() && order.for_token == token);
             if !is_broken && is_live(&row.grant, now)? { live.push(row) } else { ended.push(row) }
         }
         Ok(Self { now, live, ended, orders })
+    }
+
+    /// The tokens of grants that an order has ended, whatever their rows say.
+    fn broken(&self) -> impl Iterator<Item = i64> {
+        self.orders.iter().filter(|order| order.is_break()).filter_map(|order| order.for_token)
     }
 }
 
