@@ -7,16 +7,13 @@
 //! A grant always inserts a row. Its place in the index never changes after that, so that changes can stay in their page.
 //! An order to a holder is a row of its own, beside the grant's: who gives it must not keep the holder waiting.
 
-use super::activity;
-use super::arguments::{Varlena, text_bytes};
-use super::encoding;
-use super::ffi;
-use super::report::Problem;
-use super::session;
-use super::tables::Tables;
-use super::try_block::try_block;
 use crate::rules::error::Error;
 use crate::rules::lease::{Bound, Grant, Moment, Term};
+use crate::server::arguments::{Varlena, text_bytes};
+use crate::server::report::Problem;
+use crate::server::tables::Tables;
+use crate::server::try_block::try_block;
+use crate::server::{activity, encoding, ffi, session};
 use pgrx::pg_sys;
 use xxhash_rust::xxh3::xxh3_64;
 
