@@ -112,6 +112,9 @@ impl Lease<'_> {
             Ok(free) => free,
             Err(refusal) => return Ok(Answer::Refused(refusal)),
         };
+        if self.keeps_others_waiting() {
+            return self.try_free_permits(claim, Some(free));
+        }
         // Beside other tries; not beside the first in the queue, nor ahead of those who wait.
         let queue = self.queue_tag();
         if lock_manager::try_acquire(queue, Mode::Share, Scope::Transaction)? == Outcome::NotAvailable {
@@ -128,12 +131,15 @@ impl Lease<'_> {
         let Some(wait) = deadline.left() else { return Ok(Answer::Refused(refusal)) };
         let waiting = Waiting::begin(self, deadline);
         let queue = self.queue_tag();
-        let description = self.describe();
-        snapshot::give_up_catalog_snapshot();
-        if lock_manager::wait(queue, Mode::Exclusive, Scope::Transaction, wait, &description)? == Outcome::NotAvailable
-        {
-            // The holder may be another by now.
-            return Ok(Answer::Refused(self.refusal(&self.state(false)?)));
+        let is_queued = !self.keeps_others_waiting();
+        if is_queued {
+            let description = self.describe();
+            snapshot::give_up_catalog_snapshot();
+            let outcome = lock_manager::wait(queue, Mode::Exclusive, Scope::Transaction, wait, &description)?;
+            if outcome == Outcome::NotAvailable {
+                // The holder may be another by now.
+                return Ok(Answer::Refused(self.refusal(&self.state(false)?)));
+            }
         }
         waiting.lead();
         let answer = loop {
@@ -148,8 +154,16 @@ impl Lease<'_> {
             snapshot::give_up_catalog_snapshot();
             latch::sleep(left.min(expiry).min(LOOK_AGAIN))?;
         };
-        lock_manager::release(queue, Mode::Exclusive, Scope::Transaction);
+        if is_queued {
+            lock_manager::release(queue, Mode::Exclusive, Scope::Transaction);
+        }
         Ok(answer)
+    }
+
+    /// Whether this transaction guards, has been granted or has ended the lease: others cannot have it before its end, and so
+    /// it need not queue behind them, who would wait for it.
+    fn keeps_others_waiting(&self) -> bool {
+        session::has_touched_lease(self.key)
     }
 
     /// The permits that nobody has, or who has them.
