@@ -151,6 +151,10 @@ unsafe extern "C-unwind" {
     ) -> pg_sys::SysScanDesc;
     pub fn systable_getnext(scan: pg_sys::SysScanDesc) -> pg_sys::HeapTuple;
     pub fn systable_endscan(scan: pg_sys::SysScanDesc);
+    #[cfg(not(feature = "pg18"))]
+    fn RelationGetPrimaryKeyIndex(table: pg_sys::Relation) -> pg_sys::Oid;
+    #[cfg(feature = "pg18")]
+    fn RelationGetPrimaryKeyIndex(table: pg_sys::Relation, deferrable_ok: bool) -> pg_sys::Oid;
     pub fn RelationGetIndexList(table: pg_sys::Relation) -> *mut pg_sys::List;
     pub fn BuildIndexInfo(index: pg_sys::Relation) -> *mut pg_sys::IndexInfo;
     pub fn ScanKeyInit(
@@ -170,6 +174,7 @@ unsafe extern "C-unwind" {
         materialize: bool,
         should_free: *mut bool,
     ) -> pg_sys::HeapTuple;
+    pub fn pfree(pointer: *mut c_void);
     pub fn heap_copytuple(tuple: pg_sys::HeapTuple) -> pg_sys::HeapTuple;
     pub fn heap_freetuple(tuple: pg_sys::HeapTuple);
     pub fn heap_form_tuple(
@@ -378,6 +383,19 @@ pub unsafe fn dsa_create(tranche: c_int) -> *mut pg_sys::dsa_area {
     // SAFETY: the caller's; the sizes are those of the dsa_create macro in utils/dsa.h.
     #[cfg(any(feature = "pg17", feature = "pg18"))]
     return unsafe { dsa_create_ext(tranche, 1 << 20, 1 << 40) };
+}
+
+/// The index of a table's primary key; 0 if it has none.
+///
+/// # Safety
+/// In a [`try_block`](super::try_block); an open table.
+pub unsafe fn primary_key_index(table: pg_sys::Relation) -> pg_sys::Oid {
+    // SAFETY: the caller's.
+    #[cfg(not(feature = "pg18"))]
+    return unsafe { RelationGetPrimaryKeyIndex(table) };
+    // SAFETY: the caller's.
+    #[cfg(feature = "pg18")]
+    return unsafe { RelationGetPrimaryKeyIndex(table, false) };
 }
 
 /// Begins a scan of a table by its index.

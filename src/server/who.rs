@@ -4,7 +4,7 @@ use super::activity::{self, Activity};
 use super::arguments::ServerText;
 use super::clock;
 use super::ffi;
-use super::lease_table::{self, See};
+use super::lease::{self, See};
 use super::lock_table::{self, LockTable, Row};
 use super::registry::{Party, Published, WaitForLease};
 use super::report::Problem;
@@ -225,14 +225,14 @@ impl Picture {
 /// # Errors
 /// The server's, where the leases cannot be read.
 pub fn all_holders(tables: &Tables) -> Result<Vec<HolderRow>, Problem> {
-    let leases = lease_table::read_all(tables)?;
+    let leases = lease::read_all(tables)?;
     let picture = Picture::read(None);
     let mut holders = holder_rows(&picture);
     holders.extend(lease_rows(&picture, leases));
     Ok(holders)
 }
 
-fn lease_rows(picture: &Picture, leases: Vec<lease_table::Row>) -> Vec<HolderRow> {
+fn lease_rows(picture: &Picture, leases: Vec<lease::Row>) -> Vec<HolderRow> {
     let now = clock::now();
     let database = ffi::my_database();
     // SAFETY: a question about this process's state, which raises no error.
@@ -241,14 +241,11 @@ fn lease_rows(picture: &Picture, leases: Vec<lease_table::Row>) -> Vec<HolderRow
         picture.table.rows.iter().filter(|row| row.hold_mask != 0).map(|row| row.tag).collect();
     let is_there = |bound: Bound| in_recovery || sentinels.contains(&Tag::sentinel(bound.pid, bound.session, database));
     let waits = session::waits_for_leases();
-    let broken: HashSet<(u64, i64)> = leases
-        .iter()
-        .filter(|row| row.is_break())
-        .filter_map(|order| Some((order.key, order.ordered_token()?)))
-        .collect();
+    let broken: HashSet<(u64, i64)> =
+        leases.iter().filter(|row| row.is_break()).filter_map(|order| Some((order.key, order.for_token?))).collect();
     leases
         .into_iter()
-        .filter(|row| row.ordered_token().is_none() && !broken.contains(&(row.key, row.grant.token)))
+        .filter(|row| row.for_token.is_none() && !broken.contains(&(row.key, row.grant.token)))
         .filter_map(|mut row| {
             let grant = row.grant;
             let remaining = grant.term.remaining(now);
@@ -340,7 +337,7 @@ fn in_the_way(picture: &Picture, tables: &Tables, wait: &WaitForLease) -> Result
     };
     let mut pids: Vec<i32> = picture.table.rows.iter().filter(is_granted).map(|row| row.pid.unwrap_or(0)).collect();
     if wait.database == ffi::my_database() {
-        let rows = lease_table::read(tables, wait.key, None, See::Committed, false)?;
+        let rows = lease::read(tables, wait.key, None, See::Committed, false)?;
         pids.extend(lease_rows(picture, rows).iter().filter_map(|holder| holder.pid));
     }
     pids.sort_unstable();

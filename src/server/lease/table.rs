@@ -7,16 +7,13 @@
 //! A grant always inserts a row. Its place in the index never changes after that, so that changes can stay in their page.
 //! An order to a holder is a row of its own, beside the grant's: who gives it must not keep the holder waiting.
 
-use super::activity;
-use super::arguments::{Varlena, text_bytes};
-use super::encoding;
-use super::ffi;
-use super::report::Problem;
-use super::session;
-use super::tables::Tables;
-use super::try_block::try_block;
 use crate::rules::error::Error;
 use crate::rules::lease::{Bound, Grant, Moment, Term};
+use crate::server::arguments::{Varlena, text_bytes};
+use crate::server::report::Problem;
+use crate::server::tables::Tables;
+use crate::server::try_block::try_block;
+use crate::server::{activity, encoding, ffi, session};
 use pgrx::pg_sys;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -40,7 +37,8 @@ mod column {
     pub const OWNER: usize = 15;
     pub const REQUESTED: usize = 16;
     pub const PAYLOAD: usize = 17;
-    pub const COUNT: usize = 18;
+    pub const FOR_TOKEN: usize = 18;
+    pub const COUNT: usize = 19;
 }
 
 /// The index's columns, and how they are compared.
@@ -62,8 +60,10 @@ pub struct Row {
     tuple: pg_sys::HeapTuple,
     /// The lease's key.
     pub key: u64,
-    /// The grant.
+    /// The grant; of an order, what it was copied from, with a token of the order's own.
     pub grant: Grant,
+    /// Of an order: the token of the grant that it is about.
+    pub for_token: Option<i64>,
     /// The lease's name, as UTF-8.
     pub name: Vec<u8>,
     /// Who holds it, in the database's encoding.
@@ -90,8 +90,10 @@ impl Drop for Row {
 pub struct NewRow<'a> {
     /// The lease's key.
     pub key: u64,
-    /// The grant.
+    /// The grant, or an order's copy of it.
     pub grant: Grant,
+    /// Of an order: the token of the grant that it is about.
+    pub for_token: Option<i64>,
     /// The lease's name, as UTF-8.
     pub name: &'a [u8],
     /// Who holds it, in the database's encoding.
@@ -104,18 +106,16 @@ pub struct NewRow<'a> {
 
 /// What becomes of a row; what is None stays.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Change<'a> {
+pub struct Change {
     /// How long the grant lasts from now on.
     pub term: Option<Term>,
-    /// It is released, and kept from others; an order: it ends the grant.
+    /// It is released, and kept from others.
     pub kept: bool,
-    /// Of an order: the reason.
-    pub requested: Option<&'a [u8]>,
     /// The payload.
     pub payload: Option<Varlena>,
 }
 
-impl Change<'_> {
+impl Change {
     /// Whether the grant lasts no shorter for it.
     pub fn prolongs(&self, before: &Term) -> bool {
         !self.kept && self.term.is_none_or(|term| term.expires.wall >= before.expires.wall)
@@ -150,9 +150,13 @@ struct Found {
     values: [pg_sys::Datum; column::COUNT],
     nulls: [bool; column::COUNT],
     payload: Varlena,
+    /// What was made out of values that are compressed or stored elsewhere.
+    copies: [Varlena; TEXTS.len()],
     is_uncommitted: bool,
     is_being_updated: bool,
 }
+
+const TEXTS: [usize; 3] = [column::NAME, column::OWNER, column::REQUESTED];
 
 /// Works on the open table, in a [`try_block`].
 ///
@@ -169,9 +173,10 @@ unsafe fn with_table<R>(
     let result = unsafe {
         try_block(|| {
             let table = ffi::table_open(tables.lease, mode);
-            let index = tables.lease_index;
+            // Of the open table: REINDEX CONCURRENTLY puts another in its place.
+            let index = ffi::primary_key_index(table);
             let snapshot = ffi::RegisterSnapshot(ffi::GetLatestSnapshot());
-            let is_ours = (*(*table).rd_att).natts as usize == column::COUNT;
+            let is_ours = (*(*table).rd_att).natts as usize == column::COUNT && index != pg_sys::InvalidOid;
             let result = if is_ours { work(Open { table, index, snapshot }) } else { Err(WrongShape) };
             ffi::UnregisterSnapshot(snapshot);
             // A writer's lock lasts to the end of its transaction.
@@ -328,16 +333,21 @@ impl Scan {
                 values: [pg_sys::Datum::null(); column::COUNT],
                 nulls: [true; column::COUNT],
                 payload: std::ptr::null_mut(),
+                copies: [std::ptr::null_mut(); TEXTS.len()],
                 is_uncommitted: false,
                 is_being_updated: false,
             };
             ffi::heap_deform_tuple(tuple, (*open.table).rd_att, found.values.as_mut_ptr(), found.nulls.as_mut_ptr());
-            for text in [column::NAME, column::OWNER, column::REQUESTED] {
+            for (text, copy) in TEXTS.into_iter().zip(&mut found.copies) {
                 if !texts {
                     found.nulls[text] = true;
                 } else if !found.nulls[text] {
-                    let packed = ffi::pg_detoast_datum_packed(found.values[text].cast_mut_ptr());
+                    let stored = found.values[text].cast_mut_ptr();
+                    let packed = ffi::pg_detoast_datum_packed(stored);
                     found.values[text] = pg_sys::Datum::from(packed);
+                    if packed != stored {
+                        *copy = packed;
+                    }
                 }
             }
             if payloads && !found.nulls[column::PAYLOAD] {
@@ -361,6 +371,15 @@ impl Scan {
 
 impl Row {
     fn of(found: &Found) -> Self {
+        let row = Self::copied_from(found);
+        for copy in found.copies.into_iter().chain([found.payload]).filter(|copy| !copy.is_null()) {
+            // SAFETY: made for this row by the scan, and copied; freeing raises no error.
+            unsafe { ffi::pfree(copy.cast()) };
+        }
+        row
+    }
+
+    fn copied_from(found: &Found) -> Self {
         let number = |column: usize| found.values[column].value() as i64;
         let bytes = |column: usize| -> Option<Vec<u8>> {
             // SAFETY: a text, detoasted; it lives as long as the tuple.
@@ -372,6 +391,7 @@ impl Row {
         Self {
             tuple: found.tuple,
             key: number(column::KEY) as u64,
+            for_token: (!found.nulls[column::FOR_TOKEN]).then(|| number(column::FOR_TOKEN)),
             grant: Grant {
                 token: number(column::TOKEN),
                 slot: number(column::SLOT) as u16,
@@ -395,14 +415,9 @@ impl Row {
         }
     }
 
-    /// Of an order: the token of the grant that it is about.
-    pub fn ordered_token(&self) -> Option<i64> {
-        (self.grant.token < 0).then_some(-self.grant.token)
-    }
-
     /// Whether it is an order that ends a grant.
     pub fn is_break(&self) -> bool {
-        self.grant.token < 0 && self.grant.kept
+        self.for_token.is_some() && self.grant.kept
     }
 
     /// Whether the caller is, or is a member of, the role that acquired it.
@@ -459,6 +474,8 @@ pub fn insert(tables: &Tables, row: &NewRow<'_>) -> Result<(), Problem> {
     values[column::OWNER] = text_datum(row.owner);
     nulls[column::REQUESTED] = row.requested.is_none();
     values[column::REQUESTED] = row.requested.map_or(pg_sys::Datum::null(), text_datum);
+    nulls[column::FOR_TOKEN] = row.for_token.is_none();
+    values[column::FOR_TOKEN] = row.for_token.map_or(pg_sys::Datum::null(), pg_sys::Datum::from);
     nulls[column::PAYLOAD] = row.payload.is_none();
     values[column::PAYLOAD] = row.payload.map_or(pg_sys::Datum::null(), pg_sys::Datum::from);
     // SAFETY: server calls; the row has the table's columns.
@@ -532,8 +549,7 @@ fn written(result: pg_sys::TM_Result::Type) -> Written {
 ///
 /// # Errors
 /// [`Error::Tables`], the server's.
-pub fn update(tables: &Tables, row: &Row, change: Change<'_>) -> Result<Written, Problem> {
-    let requested = change.requested.map(text_datum);
+pub fn update(tables: &Tables, row: &Row, change: Change) -> Result<Written, Problem> {
     // SAFETY: server calls; the tuple is a copy of one of the table's.
     unsafe {
         with_table(tables, pg_sys::RowExclusiveLock, |open| {
@@ -548,9 +564,6 @@ pub fn update(tables: &Tables, row: &Row, change: Change<'_>) -> Result<Written,
             }
             if change.kept {
                 values[column::KEPT] = pg_sys::Datum::from(true);
-            }
-            if let Some(requested) = requested {
-                (values[column::REQUESTED], nulls[column::REQUESTED]) = (requested, false);
             }
             if let Some(payload) = change.payload {
                 (values[column::PAYLOAD], nulls[column::PAYLOAD]) = (pg_sys::Datum::from(payload), false);
