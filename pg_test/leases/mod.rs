@@ -205,11 +205,12 @@ fn shown(session: &mut Session, name: &str) -> Vec<String> {
     ))
 }
 
-/// All that is stored of a lease, with the versions of its rows.
+/// All that is stored of a lease's grants, with the versions of their rows. Orders to holders are left out: whoever is
+/// granted any lease clears away those of leases that have ended.
 #[track_caller]
 fn stored(watch: &mut Session, name: &str) -> Vec<String> {
     watch.column(&format!(
-        "select concat_ws(' ', l.xmin, l.xmax, l.ctid, l::text) from lease as l where l.name = {} order by l.token",
+        "select concat_ws(' ', l.xmin, l.xmax, l.ctid, l::text) from lease as l where l.name = {} and l.token > 0 order by l.token",
         literal(name)
     ))
 }
