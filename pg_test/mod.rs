@@ -36,6 +36,8 @@ mod in_server;
 #[cfg(test)]
 mod isolation;
 #[cfg(test)]
+mod leases;
+#[cfg(test)]
 mod names;
 #[cfg(test)]
 mod pools;

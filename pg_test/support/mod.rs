@@ -24,6 +24,7 @@
 //!   and `.stop()`, `.stop_immediate()`, `.start()`, `.restart()`, `.standby()`, `.promote()`, `.log()`. It is stopped and
 //!   removed when dropped, also by a panic. The extension is created in its database `postgres`. `.backup()` gives a
 //!   [`Backup`], of which any number of servers can be made.
+//! - **[`lease_queue`]** takes leases, waits for them, and tells who stands where.
 //! - **[`Pooler`]** is a PgBouncer before a server.
 //! - **[`Wire`]** is a client that sends protocol messages by hand, for pipelines.
 //! - **[`stop_process`]** stops a backend (SIGSTOP) until the guard is dropped; [`signal`] sends any signal. Both as the
@@ -32,6 +33,7 @@
 
 mod cluster;
 mod forms;
+pub mod lease_queue;
 mod machine;
 mod pooler;
 mod session;
