@@ -12,7 +12,7 @@ ARGS ?=
 PG_CONFIG ?= pg_config
 
 .DEFAULT_GOAL := help
-.PHONY: help test run bench install lint clean distclean
+.PHONY: help test upgrade run bench install lint clean distclean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -20,6 +20,10 @@ help: ## Show this list
 test: ## Run the tests: PG=18 another server, TEST=name only some
 	.ci/setup $(PG)
 	.ci/test $(PG) $(TEST)
+
+upgrade: ## Test pg_upgrade from PostgreSQL 15 to 18
+	.ci/setup 15 18
+	.ci/upgrade 15 18
 
 run: ## Build it and try the examples
 	.ci/setup $(PG)

@@ -250,6 +250,18 @@ mod tests {
             ("named_lock_convert", "name mode timeout cluster_wide"),
             ("named_lock_extend", "name hold_limit cluster_wide"),
             ("named_lock_key", "name cluster_wide database classid objid objsubid"),
+            (
+                "lease_acquire",
+                "name ttl timeout owner payload permits bound acquired token remaining expires_at holder retry_after",
+            ),
+            ("lease_acquire_wait", "name ttl timeout owner payload permits bound token"),
+            ("lease_renew", "name token ttl payload remaining expires_at release_requested waiters"),
+            ("lease_release", "name token keep_for"),
+            ("lease_check", "name token"),
+            ("lease_guard", "name token"),
+            ("lease_request", "name reason"),
+            ("lease_break", "name"),
+            ("lease_holder", "name owner payload acquired_at remaining expires_at permits"),
         ] {
             assert_eq!(
                 text(&format!("select array_to_string(proargnames, ' ') from pg_proc where proname = '{function}'"))

@@ -23,6 +23,8 @@
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
+mod clock;
+#[cfg(test)]
 mod crash;
 #[cfg(test)]
 mod domains;
@@ -32,13 +34,7 @@ mod in_server;
 #[cfg(test)]
 mod isolation;
 #[cfg(test)]
-mod lease_model;
-#[cfg(test)]
-mod lease_races;
-#[cfg(test)]
-mod lease_size;
-#[cfg(test)]
-mod lease_waiting;
+mod leases;
 #[cfg(test)]
 mod names;
 #[cfg(test)]
@@ -50,9 +46,13 @@ mod standby;
 #[cfg(test)]
 mod support;
 #[cfg(test)]
+mod tokens;
+#[cfg(test)]
 mod torture;
 #[cfg(test)]
 mod transactions;
+#[cfg(test)]
+mod upgrade;
 #[cfg(test)]
 mod views;
 #[cfg(test)]

@@ -21,6 +21,7 @@ CREATE TABLE lease (
     owner text NOT NULL,
     requested text,
     payload jsonb,
+    for_token bigint,
     PRIMARY KEY (key, token)
 ) USING heap WITH (
     fillfactor = 50,
@@ -30,7 +31,7 @@ CREATE TABLE lease (
 );
 COMMENT ON TABLE lease IS 'one row for each grant of a lease, and one for an order to its holder; read it through lock_holders and lease_holder()';
 COMMENT ON COLUMN lease.key IS 'XXH3-64 of the name';
-COMMENT ON COLUMN lease.token IS 'the fencing token: higher than any before it in this database; negated, an order to the holder of that token';
+COMMENT ON COLUMN lease.token IS 'the fencing token: higher than any before it in this database; below zero, that of an order to a holder';
 COMMENT ON COLUMN lease.slot IS 'which of the permits it is, from 0';
 COMMENT ON COLUMN lease.permits IS 'how many grants the lease may have at once';
 COMMENT ON COLUMN lease.role IS 'the role that acquired it, or gave the order';
@@ -47,6 +48,7 @@ COMMENT ON COLUMN lease.name IS 'the name';
 COMMENT ON COLUMN lease.owner IS 'who holds it, as the holder calls itself';
 COMMENT ON COLUMN lease.requested IS 'of an order, the reason for which somebody asks the holder to hand over';
 COMMENT ON COLUMN lease.payload IS 'what the holder wants others to know';
+COMMENT ON COLUMN lease.for_token IS 'of an order, the token of the grant that it is about';
 
 -- epoch << 42 | counter. A sequence is not transactional: a token is used up even if its grant is rolled back.
 CREATE SEQUENCE lease_token CACHE 1;

@@ -3,7 +3,7 @@
 use super::machine::free_port;
 use super::{Dir, Server, as_server_user, run, until};
 use std::ops::Deref;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
@@ -11,6 +11,8 @@ use std::sync::OnceLock;
 pub struct Cluster {
     server: Server,
     dir: Dir,
+    /// What its processes find in their environment, as `NAME=value`.
+    environment: Vec<String>,
 }
 
 impl Deref for Cluster {
@@ -24,30 +26,54 @@ impl Deref for Cluster {
 impl Cluster {
     /// A new server with these lines of configuration, started, and with the extension in its database `postgres`.
     pub fn new(conf: &[&str]) -> Cluster {
-        let cluster = Cluster::bare(conf);
+        Cluster::with_environment(conf, &[])
+    }
+
+    /// The same, its processes with these variables (`NAME=value`) in their environment.
+    pub fn with_environment(conf: &[&str], environment: &[String]) -> Cluster {
+        let cluster = Cluster::configured(server_of_tests(), copy_of(template()), conf, environment);
         cluster.session("create extension").run(&format!("create extension {}", env!("CARGO_PKG_NAME")));
         cluster
     }
 
-    /// The same without the extension.
+    /// A new server without the extension.
     pub fn bare(conf: &[&str]) -> Cluster {
-        // Its boot installs the extension's files.
-        let shared = Server::shared();
+        Cluster::configured(server_of_tests(), copy_of(template()), conf, &[])
+    }
+
+    /// The same by the programs of another installation.
+    pub fn of_programs(bin_dir: &Path, conf: &[&str]) -> Cluster {
+        let server = Server { bin_dir: bin_dir.to_owned(), ..server_of_tests() };
         let dir = Dir::new();
-        run(as_server_user("cp").arg("-a").arg(template().join("data")).arg(dir.path()));
-        let server = Server {
-            host: "127.0.0.1".into(),
-            port: 0,
-            user: shared.user.clone(),
-            dbname: "postgres".into(),
-            bin_dir: shared.bin_dir.clone(),
-        };
-        Cluster::configured(server, dir, conf)
+        initdb(&server, dir.path(), &[]);
+        Cluster::configured(server, dir, conf, &[])
+    }
+
+    /// What pg_upgrade makes of this server, which is stopped: one of this test's version, started.
+    pub fn upgraded(&self, conf: &[&str]) -> Cluster {
+        let server = server_of_tests();
+        let dir = Dir::new();
+        initdb(&server, dir.path(), &no_checksums(&server));
+        let mut pg_upgrade = as_server_user(server.bin_dir.join("pg_upgrade"));
+        // It writes into its working directory.
+        pg_upgrade.current_dir(dir.path());
+        pg_upgrade.arg("--old-bindir").arg(&self.server.bin_dir).arg("--new-bindir").arg(&server.bin_dir);
+        pg_upgrade.arg("--old-datadir").arg(self.data()).arg("--new-datadir").arg(dir.path().join("data"));
+        pg_upgrade.arg("--socketdir").arg(dir.path()).args(["--username", &server.user]);
+        pg_upgrade.args(["--old-port", &free_port().to_string(), "--new-port", &free_port().to_string()]);
+        let output = pg_upgrade.output().expect("run pg_upgrade");
+        if !output.status.success() {
+            // They go with the folder.
+            let logs = "tail -n 30 \"$0\"/data/pg_upgrade_output.d/*/log/*";
+            let logs = run(as_server_user("sh").args(["-c", logs]).arg(dir.path()));
+            panic!("pg_upgrade: {}\n{}\n{logs}", output.status, String::from_utf8_lossy(&output.stdout));
+        }
+        Cluster::configured(server, dir, conf, &[])
     }
 
     /// Writes the configuration, finds a port and starts.
-    fn configured(server: Server, dir: Dir, conf: &[&str]) -> Cluster {
-        let mut cluster = Cluster { server, dir };
+    fn configured(server: Server, dir: Dir, conf: &[&str], environment: &[String]) -> Cluster {
+        let mut cluster = Cluster { server, dir, environment: environment.to_vec() };
         for attempt in 1.. {
             cluster.server.port = free_port();
             let own = [
@@ -95,7 +121,8 @@ impl Cluster {
     }
 
     fn pg_ctl(&self, action: &str) -> Command {
-        let mut command = self.program("pg_ctl");
+        let mut command = as_server_user("env");
+        command.args(&self.environment).arg(self.server.bin_dir.join("pg_ctl"));
         command.arg(action).arg("-D").arg(self.data()).args(["-w", "-t", "120", "-s"]);
         command
     }
@@ -133,18 +160,27 @@ impl Cluster {
 
     /// A hot standby of this server, streaming, with further lines of configuration.
     pub fn standby(&self, conf: &[&str]) -> Cluster {
+        let backup = self.backup();
+        let from = format!(
+            "primary_conninfo = 'host={} port={} user={}'",
+            self.server.host, self.server.port, self.server.user
+        );
+        let mut lines = vec!["hot_standby = on", &from];
+        lines.extend(conf);
+        backup.into_server("standby.signal", &lines)
+    }
+
+    /// A base backup of this server, with the WAL that it needs.
+    pub fn backup(&self) -> Backup {
         let dir = Dir::new();
         run(self.client_program("pg_basebackup").arg("-D").arg(dir.path().join("data")).args([
-            "-R",
             "-X",
             "stream",
             "-c",
             "fast",
             "--no-sync",
         ]));
-        let mut lines = vec!["hot_standby = on"];
-        lines.extend(conf);
-        Cluster::configured(self.server.clone(), dir, &lines)
+        Backup { server: self.server.clone(), dir }
     }
 
     /// Waits until a standby has replayed all that this server has written.
@@ -161,6 +197,19 @@ impl Cluster {
         run(&mut self.pg_ctl("promote"));
     }
 
+    /// Stops and starts it as a standby of nobody and promotes it: it goes on, on a new timeline.
+    pub fn to_new_timeline(&self) {
+        self.stop();
+        self.dir.write("data/standby.signal", "");
+        self.start();
+        self.promote();
+    }
+
+    /// The timeline on which it writes.
+    pub fn timeline(&self) -> i64 {
+        self.session("timeline").int("select ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int")
+    }
+
     /// Whether it is in recovery.
     pub fn in_recovery(&self) -> bool {
         self.session("recovery").flag("select pg_is_in_recovery()")
@@ -173,23 +222,71 @@ impl Drop for Cluster {
     }
 }
 
+/// A base backup: of one, several servers can be made.
+pub struct Backup {
+    server: Server,
+    dir: Dir,
+}
+
+impl Backup {
+    /// A server made of a copy of it. `signal` says how it starts: `standby.signal`, `recovery.signal`.
+    pub fn server(&self, signal: &str, conf: &[&str]) -> Cluster {
+        Backup { server: self.server.clone(), dir: copy_of(self.dir.path()) }.into_server(signal, conf)
+    }
+
+    fn into_server(self, signal: &str, conf: &[&str]) -> Cluster {
+        self.dir.write(&format!("data/{signal}"), "");
+        Cluster::configured(self.server, self.dir, conf, &[])
+    }
+}
+
+/// A server like the shared one, with no port yet.
+fn server_of_tests() -> Server {
+    // Its boot installs the extension's files.
+    let shared = Server::shared();
+    Server {
+        host: "127.0.0.1".into(),
+        port: 0,
+        user: shared.user.clone(),
+        dbname: "postgres".into(),
+        bin_dir: shared.bin_dir.clone(),
+    }
+}
+
+/// A folder with a copy of this one's `data`.
+fn copy_of(folder: &Path) -> Dir {
+    let dir = Dir::new();
+    run(as_server_user("cp").arg("-a").arg(folder.join("data")).arg(dir.path()));
+    dir
+}
+
+/// Makes a fresh `data` in a folder.
+fn initdb(server: &Server, folder: &Path, options: &[&str]) {
+    let data = folder.join("data");
+    run(as_server_user(server.bin_dir.join("initdb"))
+        .arg("-D")
+        .arg(&data)
+        .args(["-U", &server.user, "-A", "trust", "--no-sync"])
+        .args(["--locale=C", "--encoding=UTF8"])
+        .args(options));
+    let include = "touch \"$0\"/test.conf && echo \"include 'test.conf'\" >> \"$0\"/postgresql.conf";
+    run(as_server_user("sh").args(["-c", include]).arg(&data));
+}
+
+/// For an initdb that makes checksums unless told not to: both sides of an upgrade have to be alike.
+fn no_checksums(server: &Server) -> Vec<&'static str> {
+    let help = run(as_server_user(server.bin_dir.join("initdb")).arg("--help"));
+    if help.contains("--no-data-checksums") { vec!["--no-data-checksums"] } else { vec![] }
+}
+
 /// A folder with a fresh `data`, made once, to be copied.
-fn template() -> PathBuf {
+fn template() -> &'static Path {
     static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
-    TEMPLATE
-        .get_or_init(|| {
-            let shared = Server::shared();
-            let dir = Dir::new();
-            let path = dir.path().to_owned();
-            let data = path.join("data");
-            run(as_server_user(shared.bin_dir.join("initdb"))
-                .arg("-D")
-                .arg(&data)
-                .args(["-U", &shared.user, "-A", "trust", "--no-sync"])
-                .args(["--locale=C", "--encoding=UTF8"]));
-            run(as_server_user("sh").args(["-c", "echo \"include 'test.conf'\" >> \"$0\"/postgresql.conf"]).arg(&data));
-            pgrx_tests::add_shutdown_hook(move || drop(dir));
-            path
-        })
-        .clone()
+    TEMPLATE.get_or_init(|| {
+        let dir = Dir::new();
+        let path = dir.path().to_owned();
+        initdb(Server::shared(), &path, &[]);
+        pgrx_tests::add_shutdown_hook(move || drop(dir));
+        path
+    })
 }

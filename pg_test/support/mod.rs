@@ -22,7 +22,8 @@
 //!   [`Lock`] its SQL, and [`answer`] what a call said, so that a rule can be tested for all forms in one loop.
 //! - **[`Cluster`]** is a server of one test: `Cluster::new(&["max_connections = 30"])`, then everything a [`Server`] can,
 //!   and `.stop()`, `.stop_immediate()`, `.start()`, `.restart()`, `.standby()`, `.promote()`, `.log()`. It is stopped and
-//!   removed when dropped, also by a panic. The extension is created in its database `postgres`.
+//!   removed when dropped, also by a panic. The extension is created in its database `postgres`. `.backup()` gives a
+//!   [`Backup`], of which any number of servers can be made.
 //! - **[`lease_queue`]** takes leases, waits for them, and tells who stands where.
 //! - **[`Pooler`]** is a PgBouncer before a server.
 //! - **[`Wire`]** is a client that sends protocol messages by hand, for pipelines.
@@ -38,7 +39,7 @@ mod pooler;
 mod session;
 mod wire;
 
-pub use cluster::Cluster;
+pub use cluster::{Backup, Cluster};
 pub use forms::{Answer, Form, Lock, Scope, Target, answer, literal};
 pub use machine::{Dir, Stopped, as_server_user, program, run, signal, stop_process};
 pub use pooler::Pooler;

@@ -128,11 +128,6 @@ impl Tag {
         Self::from_hash(database, key, Kind::Queue.class(0))
     }
 
-    /// Held by whoever gives an order to the holders of a lease, to the end of their transaction.
-    pub fn orders(key: u64, database: u32) -> Self {
-        Self::from_hash(database, key, Kind::Queue.class(1))
-    }
-
     /// Held while the sequence of fencing tokens is raised.
     pub fn token_floor(database: u32) -> Self {
         Self { database, high: 0, low: 0, class: Kind::TokenFloor.class(0) }
@@ -266,7 +261,6 @@ mod tests {
                 (Tag::lease(key as u64, 5), Kind::Lease),
                 (Tag::permit(key as u64, slot, 5), Kind::Permit),
                 (Tag::queue(key as u64, 5), Kind::Queue),
-                (Tag::orders(key as u64, 5), Kind::Queue),
                 (Tag::token_floor(5), Kind::TokenFloor),
             ] {
                 prop_assert_eq!(internal.space(), Space::Internal);

@@ -151,6 +151,10 @@ unsafe extern "C-unwind" {
     ) -> pg_sys::SysScanDesc;
     pub fn systable_getnext(scan: pg_sys::SysScanDesc) -> pg_sys::HeapTuple;
     pub fn systable_endscan(scan: pg_sys::SysScanDesc);
+    #[cfg(not(feature = "pg18"))]
+    fn RelationGetPrimaryKeyIndex(table: pg_sys::Relation) -> pg_sys::Oid;
+    #[cfg(feature = "pg18")]
+    fn RelationGetPrimaryKeyIndex(table: pg_sys::Relation, deferrable_ok: bool) -> pg_sys::Oid;
     pub fn RelationGetIndexList(table: pg_sys::Relation) -> *mut pg_sys::List;
     pub fn BuildIndexInfo(index: pg_sys::Relation) -> *mut pg_sys::IndexInfo;
     pub fn ScanKeyInit(
@@ -224,16 +228,6 @@ unsafe extern "C-unwind" {
         failure: *mut pg_sys::TM_FailureData,
         changing_partition: bool,
     ) -> pg_sys::TM_Result::Type;
-    pub fn heap_lock_tuple(
-        table: pg_sys::Relation,
-        tuple: pg_sys::HeapTuple,
-        command: pg_sys::CommandId,
-        mode: pg_sys::LockTupleMode::Type,
-        wait_policy: pg_sys::LockWaitPolicy::Type,
-        follow_update: bool,
-        buffer: *mut pg_sys::Buffer,
-        failure: *mut pg_sys::TM_FailureData,
-    ) -> pg_sys::TM_Result::Type;
     pub fn GetCurrentCommandId(used: bool) -> pg_sys::CommandId;
     pub fn CommandCounterIncrement();
 
@@ -242,7 +236,6 @@ unsafe extern "C-unwind" {
     pub fn ReadBuffer(relation: pg_sys::Relation, block: pg_sys::BlockNumber) -> pg_sys::Buffer;
     pub fn LockBuffer(buffer: pg_sys::Buffer, mode: c_int);
     pub fn BufferGetLSNAtomic(buffer: pg_sys::Buffer) -> pg_sys::XLogRecPtr;
-    pub fn ReleaseBuffer(buffer: pg_sys::Buffer);
     pub fn UnlockReleaseBuffer(buffer: pg_sys::Buffer);
     pub fn XLogFlush(record: pg_sys::XLogRecPtr);
     #[cfg(not(feature = "pg14"))]
@@ -391,6 +384,19 @@ pub unsafe fn dsa_create(tranche: c_int) -> *mut pg_sys::dsa_area {
     return unsafe { dsa_create_ext(tranche, 1 << 20, 1 << 40) };
 }
 
+/// The index of a table's primary key; 0 if it has none.
+///
+/// # Safety
+/// In a [`try_block`](super::try_block); an open table.
+pub unsafe fn primary_key_index(table: pg_sys::Relation) -> pg_sys::Oid {
+    // SAFETY: the caller's.
+    #[cfg(not(feature = "pg18"))]
+    return unsafe { RelationGetPrimaryKeyIndex(table) };
+    // SAFETY: the caller's.
+    #[cfg(feature = "pg18")]
+    return unsafe { RelationGetPrimaryKeyIndex(table, false) };
+}
+
 /// Begins a scan of a table by its index.
 ///
 /// # Safety
@@ -410,7 +416,7 @@ pub unsafe fn index_beginscan(
     return unsafe { index_beginscan_of_version(table, index, snapshot, std::ptr::null_mut(), keys, 0) };
 }
 
-/// Puts a new version of a row in place of the one at `tid`, unless somebody else is at it and `wait` is not set.
+/// Puts a new version of a row in place of the one at `tid`. Waits for whoever else is at it: the server has it no other way.
 ///
 /// # Safety
 /// In a [`try_block`](super::try_block); an open table, and a tuple of its description.
@@ -419,7 +425,6 @@ pub unsafe fn heap_update(
     tid: pg_sys::ItemPointer,
     tuple: pg_sys::HeapTuple,
     command: pg_sys::CommandId,
-    wait: bool,
 ) -> pg_sys::TM_Result::Type {
     let mut failure = pg_sys::TM_FailureData::default();
     let mut lock_mode = 0;
@@ -427,7 +432,7 @@ pub unsafe fn heap_update(
     // SAFETY: the caller's.
     #[cfg(any(feature = "pg14", feature = "pg15"))]
     return unsafe {
-        heap_update_of_version(table, tid, tuple, command, no_snapshot, wait, &mut failure, &mut lock_mode)
+        heap_update_of_version(table, tid, tuple, command, no_snapshot, true, &mut failure, &mut lock_mode)
     };
     #[cfg(any(feature = "pg16", feature = "pg17", feature = "pg18"))]
     {
@@ -440,7 +445,7 @@ pub unsafe fn heap_update(
                 tuple,
                 command,
                 no_snapshot,
-                wait,
+                true,
                 &mut failure,
                 &mut lock_mode,
                 &mut update_indexes,

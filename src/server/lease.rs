@@ -14,7 +14,7 @@ use super::domains;
 use super::encoding;
 use super::ffi;
 use super::latch;
-use super::lease_table::{self, Change, NewRow, Row, See, Written};
+use super::lease_table::{self, Change, NewRow, Others, Row, See, Written};
 use super::lock_manager::{self, Outcome};
 use super::report::Problem;
 use super::session::{self, Touch};
@@ -37,6 +37,8 @@ use std::time::{Duration, Instant};
 const RETRY_AFTER: i64 = 100_000;
 /// The first in the queue looks after so many microseconds although nobody has waked it: 1 s.
 const LOOK_AGAIN: i64 = 1_000_000;
+/// A renewal that has taken so long has waited for another transaction.
+const LATE: Duration = Duration::from_millis(100);
 /// So many entries of the index are looked at with each grant, for rows that have ended.
 const SWEPT_ENTRIES: usize = 8;
 
@@ -393,12 +395,14 @@ impl<'a> Lease<'a> {
     fn try_permit(&self, claim: &Claim<'_>, slot: u16, is_first: bool) -> Result<Option<Answer>, Problem> {
         let is_in_the_way = |row: &Row| is_first || row.grant.slot == slot;
         let mut look_for_unfinished = false;
+        let mut broken = Vec::new();
         loop {
             let now = clock::now();
             if look_for_unfinished {
                 let rows = lease_table::read(&self.tables, self.key, None, See::Uncommitted, false)?;
                 let is_unfinished = |row: &Row| row.is_uncommitted || row.is_being_updated;
-                let mut grants = rows.iter().filter(|row| row.ordered_token().is_none());
+                let mut grants =
+                    rows.iter().filter(|row| row.for_token.is_none() && !broken.contains(&row.grant.token));
                 if grants.any(|row| is_unfinished(row) && is_in_the_way(row)) {
                     return Ok(None); // perhaps prolonged
                 }
@@ -411,6 +415,7 @@ impl<'a> Lease<'a> {
             }
             if !look_for_unfinished && state.ended.iter().any(is_in_the_way) {
                 look_for_unfinished = true;
+                broken = state.broken().collect();
                 continue;
             }
             let grant = self.grant(claim, slot)?;
@@ -428,7 +433,8 @@ impl<'a> Lease<'a> {
         let term = Term::starting(clock::now(), request.ttl);
         let grant = Grant { token, slot, permits: request.permits, role: claim.role, bound, kept: false, term };
         let (name, owner) = (self.name.bytes(), &claim.owner);
-        let row = NewRow { key: self.key, grant, name, owner, requested: None, payload: request.payload };
+        let (for_token, requested) = (None, None);
+        let row = NewRow { key: self.key, grant, for_token, name, owner, requested, payload: request.payload };
         lease_table::insert(&self.tables, &row)?;
         Ok(grant)
     }
@@ -436,7 +442,7 @@ impl<'a> Lease<'a> {
     /// Deletes rows of grants that have ended, and the orders about them, as far as nobody else is at them.
     fn clear_away<'r>(&self, ended: impl Iterator<Item = &'r Row>, orders: &[Row]) -> Result<(), Problem> {
         for row in ended {
-            if lease_table::delete(&self.tables, row, false)? == Written::Done {
+            if lease_table::delete(&self.tables, row, Others::Skip)? == Written::Done {
                 self.clear_orders(row.grant.token, orders)?;
             }
         }
@@ -444,8 +450,8 @@ impl<'a> Lease<'a> {
     }
 
     fn clear_orders(&self, token: i64, orders: &[Row]) -> Result<(), Problem> {
-        for order in orders.iter().filter(|order| order.ordered_token() == Some(token)) {
-            lease_table::delete(&self.tables, order, false)?;
+        for order in orders.iter().filter(|order| order.for_token == Some(token)) {
+            lease_table::delete(&self.tables, order, Others::Skip)?;
         }
         Ok(())
     }
@@ -454,7 +460,7 @@ impl<'a> Lease<'a> {
     fn sweep(&self, token: i64) -> Result<(), Problem> {
         let now = clock::now();
         lease_table::sweep(&self.tables, token, SWEPT_ENTRIES, |row| {
-            let Some(token) = row.ordered_token() else { return Ok(!is_live(&row.grant, now)?) };
+            let Some(token) = row.for_token else { return Ok(!is_live(&row.grant, now)?) };
             let granted = lease_table::read(&self.tables, row.key, Some(token), See::Uncommitted, false)?;
             Ok(granted.is_empty())
         })
@@ -466,19 +472,24 @@ impl<'a> Lease<'a> {
     /// [`Error::LeaseTaken`], [`Error::LeaseEnded`], [`Error::NotYourLease`], the server's.
     pub fn renew(&self, token: i64, ttl: Option<i64>, payload: Option<Varlena>) -> Result<Renewal, Problem> {
         self.check_may_write("renew")?;
-        let mut is_locked = false;
+        let mut is_late = false;
         loop {
+            let start = Instant::now();
             let Some((row, state)) = self.held(token)? else { return Err(self.lost(token)) };
             self.check_owner(&row, "renew")?;
             let term = row.grant.term.renewed(state.now, ttl.unwrap_or(row.grant.term.ttl));
             let change = Change { term: Some(term), payload, ..Change::default() };
-            if let Some(again) = self.write(&row, Some(change), is_locked)? {
-                is_locked = again.is_locked;
+            if !self.write(&row, Some(change))? {
                 continue;
             }
             self.check_in_time(&row)?;
-            let order = state.orders.iter().find(|order| order.ordered_token() == Some(token));
-            let requested = order.and_then(|order| order.requested.clone());
+            if start.elapsed() > LATE && !is_late {
+                is_late = true; // it has waited for another transaction: once more, from now on
+                continue;
+            }
+            let requests = state.orders.iter().filter(|order| order.for_token == Some(token) && !order.is_break());
+            let newest = requests.max_by_key(|request| request.grant.token.unsigned_abs());
+            let requested = newest.and_then(|request| request.requested.clone());
             return Ok(Renewal { term, requested, waiters: who::lease_waiters(self.key) });
         }
     }
@@ -489,7 +500,6 @@ impl<'a> Lease<'a> {
     /// [`Error::NotYourLease`], the server's.
     pub fn release(&self, token: i64, keep_for: Option<i64>) -> Result<bool, Problem> {
         self.check_may_write("release")?;
-        let mut is_locked = false;
         loop {
             let Some((row, state)) = self.held(token)? else { return Ok(false) };
             self.check_owner(&row, "release")?;
@@ -497,15 +507,13 @@ impl<'a> Lease<'a> {
                 .map(|keep_for| row.grant.term.kept(state.now, keep_for))
                 .filter(|term| term.remaining(state.now) > 0)
                 .map(|term| Change { term: Some(term), kept: true, ..Change::default() });
-            if let Some(again) = self.write(&row, kept, is_locked)? {
-                is_locked = again.is_locked;
+            if !self.write(&row, kept)? {
                 continue;
             }
-            match kept {
-                Some(_) => self.check_in_time(&row)?,
-                None => self.clear_orders(token, &state.orders)?,
+            if kept.is_some() {
+                self.check_in_time(&row)?;
             }
-            return Ok(true);
+            return Ok(row.grant.term.remaining(clock::now()) > 0);
         }
     }
 
@@ -574,15 +582,13 @@ impl<'a> Lease<'a> {
     /// The server's.
     pub fn request(&self, reason: &[u8]) -> Result<bool, Problem> {
         self.check_may_write("request")?;
-        if self.holders()?.0.is_empty() {
-            return Ok(false);
+        let state = self.state(false)?;
+        let mut is_held = false;
+        for row in state.live.iter().filter(|row| self.is_held(row)) {
+            self.order(row, Some(reason), &state.orders)?;
+            is_held = true;
         }
-        self.take_turn_for_orders()?;
-        let holders = self.holders()?.0;
-        for row in &holders {
-            self.order(row, Some(reason))?;
-        }
-        Ok(!holders.is_empty())
+        Ok(is_held)
     }
 
     /// Ends all grants, kept ones too; how many.
@@ -601,17 +607,14 @@ impl<'a> Lease<'a> {
                     self.check_owner(row, "break")?;
                 }
                 session::change_lease(self.key, Touch::Grant);
-                match lease_table::delete(&self.tables, row, false)? {
+                match lease_table::delete(&self.tables, row, Others::Skip)? {
                     Written::Done => self.clear_orders(row.grant.token, &state.orders)?,
                     Written::Changed => {
                         is_done = false;
                         continue;
                     }
                     // The holder has an unfinished renewal, say: it is not waited for.
-                    Written::Busy => {
-                        self.take_turn_for_orders()?;
-                        self.order(row, None)?;
-                    }
+                    Written::Busy => self.order(row, None, &state.orders)?,
                 }
                 ended += 1;
             }
@@ -621,40 +624,22 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// Orders to one lease are given one after the other.
-    fn take_turn_for_orders(&self) -> Result<(), Problem> {
-        let tag = Tag::orders(self.key, ffi::my_database());
-        if lock_manager::try_acquire(tag, Mode::Exclusive, Scope::Transaction)? == Outcome::Granted {
-            return Ok(());
-        }
-        match lock_manager::wait(tag, Mode::Exclusive, Scope::Transaction, Wait::Server, &self.describe())? {
-            Outcome::Granted => Ok(()),
-            Outcome::NotAvailable => Err(self.not_obtained(Wait::Server)),
-        }
-    }
-
-    /// In its turn: asks the holder of a grant to hand over for a reason, or (None) ends the grant.
-    fn order(&self, row: &Row, reason: Option<&[u8]>) -> Result<(), Problem> {
+    /// Asks the holder of a grant to hand over for a reason, or (None) ends the grant. Waits for nobody: each order is a row of
+    /// its own, and takes the place of those before it.
+    fn order(&self, row: &Row, reason: Option<&[u8]>, orders: &[Row]) -> Result<(), Problem> {
         let is_break = reason.is_none();
         session::change_lease(self.key, if is_break { Touch::Grant } else { Touch::Prolong });
-        let mut is_locked = false;
-        loop {
-            let token = -row.grant.token;
-            let orders = lease_table::read(&self.tables, self.key, Some(token), See::Committed, false)?;
-            let Some(order) = orders.first() else {
-                let grant = Grant { token, role: current_role(), bound: None, kept: is_break, ..row.grant };
-                let (name, owner) = (self.name.bytes(), activity::application_or_role());
-                let order = NewRow { key: self.key, grant, name, owner: &owner, requested: reason, payload: None };
-                return lease_table::insert(&self.tables, &order);
-            };
-            let change = Change { kept: is_break, requested: reason, ..Change::default() };
-            match lease_table::update(&self.tables, order, change, is_locked)? {
-                Written::Done => return Ok(()),
-                Written::Changed => is_locked = false,
-                // The holder releases the lease, perhaps, and may not be done with it.
-                Written::Busy => is_locked = lease_table::lock(&self.tables, order)?,
-            }
+        let token = -fencing::draw(&self.tables)?;
+        let grant = Grant { token, role: current_role(), bound: None, kept: is_break, ..row.grant };
+        let (name, owner) = (self.name.bytes(), activity::application_or_role());
+        let for_token = Some(row.grant.token);
+        let order = NewRow { key: self.key, grant, for_token, name, owner: &owner, requested: reason, payload: None };
+        lease_table::insert(&self.tables, &order)?;
+        let before = orders.iter().filter(|order| order.for_token == for_token && (is_break || !order.is_break()));
+        for order in before {
+            lease_table::delete(&self.tables, order, Others::Skip)?;
         }
+        Ok(())
     }
 
     /// The rows of those who hold it.
@@ -668,27 +653,17 @@ impl<'a> Lease<'a> {
         Ok((state.live, state.now))
     }
 
-    /// Changes a row, or (None) deletes it. Some: it has to be read again, because what time it is and whose the lease is may
-    /// be another thing after a wait for other transactions.
-    fn write(&self, row: &Row, change: Option<Change<'_>>, is_locked: bool) -> Result<Option<Again>, Problem> {
+    /// Changes a row, or (None) deletes it; false if it has to be read again. Waits for a transaction that has an unfinished
+    /// change of it: what time it is may be another thing then.
+    fn write(&self, row: &Row, change: Option<Change>) -> Result<bool, Problem> {
         let is_prolonged = change.is_some_and(|change| change.prolongs(&row.grant.term));
         session::change_lease(self.key, if is_prolonged { Touch::Prolong } else { Touch::Grant });
         let written = match change {
-            Some(change) => lease_table::update(&self.tables, row, change, is_locked)?,
-            None => lease_table::delete(&self.tables, row, is_locked)?,
+            Some(change) => lease_table::update(&self.tables, row, change)?,
+            None => lease_table::delete(&self.tables, row, Others::Wait)?,
         };
-        Ok(match written {
-            Written::Done => None,
-            Written::Changed => Some(Again { is_locked: false }),
-            Written::Busy => Some(Again { is_locked: lease_table::lock(&self.tables, row)? }),
-        })
+        Ok(written == Written::Done)
     }
-}
-
-/// Read the row again.
-struct Again {
-    /// Nobody else can change it any more.
-    is_locked: bool,
 }
 
 /// A request, and whose it is: that of the role that made the call, whatever becomes of it during the wait.
@@ -740,14 +715,19 @@ struct State {
 
 impl State {
     fn of(rows: Vec<Row>, now: Now) -> Result<Self, Problem> {
-        let (orders, grants): (Vec<Row>, Vec<Row>) = rows.into_iter().partition(|row| row.ordered_token().is_some());
+        let (orders, grants): (Vec<Row>, Vec<Row>) = rows.into_iter().partition(|row| row.for_token.is_some());
         let (mut live, mut ended) = (Vec::with_capacity(grants.len()), Vec::new());
         for row in grants {
             let token = Some(row.grant.token);
-            let is_broken = orders.iter().any(|order| order.is_break() && order.ordered_token() == token);
+            let is_broken = orders.iter().any(|order| order.is_break() && order.for_token == token);
             if !is_broken && is_live(&row.grant, now)? { live.push(row) } else { ended.push(row) }
         }
         Ok(Self { now, live, ended, orders })
+    }
+
+    /// The tokens of grants that an order has ended, whatever their rows say.
+    fn broken(&self) -> impl Iterator<Item = i64> {
+        self.orders.iter().filter(|order| order.is_break()).filter_map(|order| order.for_token)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The rows of leases, read and written without SQL.
 //!
 //! By SQL each call would plan, execute and change its role, several times what the row itself costs, and a read for a
-//! write would take the statement's snapshot. Here every read takes the newest one, and a write never waits: who meets
-//! another's unfinished change is told so, and decides.
+//! write would take the statement's snapshot. Here every read takes the newest one, and a deletion can be told not to wait
+//! for another's unfinished change.
 //!
 //! A grant always inserts a row. Its place in the index never changes after that, so that changes can stay in their page.
 //! An order to a holder is a row of its own, beside the grant's: who gives it must not keep the holder waiting.
@@ -40,7 +40,8 @@ mod column {
     pub const OWNER: usize = 15;
     pub const REQUESTED: usize = 16;
     pub const PAYLOAD: usize = 17;
-    pub const COUNT: usize = 18;
+    pub const FOR_TOKEN: usize = 18;
+    pub const COUNT: usize = 19;
 }
 
 /// The index's columns, and how they are compared.
@@ -62,8 +63,10 @@ pub struct Row {
     tuple: pg_sys::HeapTuple,
     /// The lease's key.
     pub key: u64,
-    /// The grant.
+    /// The grant; of an order, what it was copied from, with a token of the order's own.
     pub grant: Grant,
+    /// Of an order: the token of the grant that it is about.
+    pub for_token: Option<i64>,
     /// The lease's name, as UTF-8.
     pub name: Vec<u8>,
     /// Who holds it, in the database's encoding.
@@ -90,8 +93,10 @@ impl Drop for Row {
 pub struct NewRow<'a> {
     /// The lease's key.
     pub key: u64,
-    /// The grant.
+    /// The grant, or an order's copy of it.
     pub grant: Grant,
+    /// Of an order: the token of the grant that it is about.
+    pub for_token: Option<i64>,
     /// The lease's name, as UTF-8.
     pub name: &'a [u8],
     /// Who holds it, in the database's encoding.
@@ -104,18 +109,16 @@ pub struct NewRow<'a> {
 
 /// What becomes of a row; what is None stays.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Change<'a> {
+pub struct Change {
     /// How long the grant lasts from now on.
     pub term: Option<Term>,
-    /// It is released, and kept from others; an order: it ends the grant.
+    /// It is released, and kept from others.
     pub kept: bool,
-    /// Of an order: the reason.
-    pub requested: Option<&'a [u8]>,
     /// The payload.
     pub payload: Option<Varlena>,
 }
 
-impl Change<'_> {
+impl Change {
     /// Whether the grant lasts no shorter for it.
     pub fn prolongs(&self, before: &Term) -> bool {
         !self.kept && self.term.is_none_or(|term| term.expires.wall >= before.expires.wall)
@@ -169,9 +172,10 @@ unsafe fn with_table<R>(
     let result = unsafe {
         try_block(|| {
             let table = ffi::table_open(tables.lease, mode);
-            let index = tables.lease_index;
+            // Of the open table: REINDEX CONCURRENTLY puts another in its place.
+            let index = ffi::primary_key_index(table);
             let snapshot = ffi::RegisterSnapshot(ffi::GetLatestSnapshot());
-            let is_ours = (*(*table).rd_att).natts as usize == column::COUNT;
+            let is_ours = (*(*table).rd_att).natts as usize == column::COUNT && index != pg_sys::InvalidOid;
             let result = if is_ours { work(Open { table, index, snapshot }) } else { Err(WrongShape) };
             ffi::UnregisterSnapshot(snapshot);
             // A writer's lock lasts to the end of its transaction.
@@ -372,6 +376,7 @@ impl Row {
         Self {
             tuple: found.tuple,
             key: number(column::KEY) as u64,
+            for_token: (!found.nulls[column::FOR_TOKEN]).then(|| number(column::FOR_TOKEN)),
             grant: Grant {
                 token: number(column::TOKEN),
                 slot: number(column::SLOT) as u16,
@@ -395,14 +400,9 @@ impl Row {
         }
     }
 
-    /// Of an order: the token of the grant that it is about.
-    pub fn ordered_token(&self) -> Option<i64> {
-        (self.grant.token < 0).then_some(-self.grant.token)
-    }
-
     /// Whether it is an order that ends a grant.
     pub fn is_break(&self) -> bool {
-        self.grant.token < 0 && self.grant.kept
+        self.for_token.is_some() && self.grant.kept
     }
 
     /// Whether the caller is, or is a member of, the role that acquired it.
@@ -459,6 +459,8 @@ pub fn insert(tables: &Tables, row: &NewRow<'_>) -> Result<(), Problem> {
     values[column::OWNER] = text_datum(row.owner);
     nulls[column::REQUESTED] = row.requested.is_none();
     values[column::REQUESTED] = row.requested.map_or(pg_sys::Datum::null(), text_datum);
+    nulls[column::FOR_TOKEN] = row.for_token.is_none();
+    values[column::FOR_TOKEN] = row.for_token.map_or(pg_sys::Datum::null(), pg_sys::Datum::from);
     nulls[column::PAYLOAD] = row.payload.is_none();
     values[column::PAYLOAD] = row.payload.map_or(pg_sys::Datum::null(), pg_sys::Datum::from);
     // SAFETY: server calls; the row has the table's columns.
@@ -527,12 +529,12 @@ fn written(result: pg_sys::TM_Result::Type) -> Written {
     }
 }
 
-/// Changes a row, which may be locked for this transaction by [`lock`].
+/// Changes a row. Waits for a transaction that has an unfinished change of it, as the server waits for rows:
+/// `lock_timeout` applies, deadlocks are found.
 ///
 /// # Errors
 /// [`Error::Tables`], the server's.
-pub fn update(tables: &Tables, row: &Row, change: Change<'_>, is_locked: bool) -> Result<Written, Problem> {
-    let requested = change.requested.map(text_datum);
+pub fn update(tables: &Tables, row: &Row, change: Change) -> Result<Written, Problem> {
     // SAFETY: server calls; the tuple is a copy of one of the table's.
     unsafe {
         with_table(tables, pg_sys::RowExclusiveLock, |open| {
@@ -548,16 +550,13 @@ pub fn update(tables: &Tables, row: &Row, change: Change<'_>, is_locked: bool) -
             if change.kept {
                 values[column::KEPT] = pg_sys::Datum::from(true);
             }
-            if let Some(requested) = requested {
-                (values[column::REQUESTED], nulls[column::REQUESTED]) = (requested, false);
-            }
             if let Some(payload) = change.payload {
                 (values[column::PAYLOAD], nulls[column::PAYLOAD]) = (pg_sys::Datum::from(payload), false);
             }
             let tuple = ffi::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());
             let tid = &raw mut (*row.tuple).t_self;
             let command = ffi::GetCurrentCommandId(true);
-            let outcome = written(ffi::heap_update(open.table, tid, tuple, command, is_locked));
+            let outcome = written(ffi::heap_update(open.table, tid, tuple, command));
             if outcome == Written::Done {
                 let is_heap_only = u32::from((*(*tuple).t_data).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE != 0;
                 if !is_heap_only {
@@ -571,53 +570,33 @@ pub fn update(tables: &Tables, row: &Row, change: Change<'_>, is_locked: bool) -
     }
 }
 
-/// Deletes a row, which may be locked for this transaction by [`lock`].
+/// What to do about a transaction that has an unfinished change of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Others {
+    /// Wait for it, as [`update`] does.
+    Wait,
+    /// Leave the row: [`Written::Busy`].
+    Skip,
+}
+
+/// Deletes a row.
 ///
 /// # Errors
 /// [`Error::Tables`], the server's.
-pub fn delete(tables: &Tables, row: &Row, is_locked: bool) -> Result<Written, Problem> {
+pub fn delete(tables: &Tables, row: &Row, others: Others) -> Result<Written, Problem> {
+    let wait = others == Others::Wait;
     // SAFETY: server calls.
     unsafe {
         with_table(tables, pg_sys::RowExclusiveLock, |open| {
             let mut failure = pg_sys::TM_FailureData::default();
             let (tid, command) = (&raw mut (*row.tuple).t_self, ffi::GetCurrentCommandId(true));
             let no_snapshot = std::ptr::null_mut();
-            // The server waits for others only, and also calls a row busy that is locked by ourselves.
-            let result = ffi::heap_delete(open.table, tid, command, no_snapshot, is_locked, &mut failure, false);
+            let result = ffi::heap_delete(open.table, tid, command, no_snapshot, wait, &mut failure, false);
             let outcome = written(result);
             if outcome == Written::Done {
                 ffi::CommandCounterIncrement();
             }
             Ok(outcome)
-        })
-    }
-}
-
-/// Waits until no other transaction has an unfinished change of a row, as the server waits for rows: `lock_timeout`
-/// applies, deadlocks are found. Whether the row is as it was, and locked for this transaction now; read it again in any
-/// case, time has passed.
-///
-/// # Errors
-/// [`Error::Tables`], the server's.
-pub fn lock(tables: &Tables, row: &Row) -> Result<bool, Problem> {
-    // SAFETY: server calls.
-    unsafe {
-        with_table(tables, pg_sys::RowExclusiveLock, |open| {
-            let mut tuple = pg_sys::HeapTupleData { t_self: (*row.tuple).t_self, ..pg_sys::HeapTupleData::default() };
-            let mut buffer = pg_sys::InvalidBuffer as pg_sys::Buffer;
-            let mut failure = pg_sys::TM_FailureData::default();
-            let result = ffi::heap_lock_tuple(
-                open.table,
-                &mut tuple,
-                ffi::GetCurrentCommandId(true),
-                pg_sys::LockTupleMode::LockTupleExclusive,
-                pg_sys::LockWaitPolicy::LockWaitBlock,
-                false,
-                &mut buffer,
-                &mut failure,
-            );
-            ffi::ReleaseBuffer(buffer);
-            Ok(result == pg_sys::TM_Result::TM_Ok)
         })
     }
 }
@@ -662,7 +641,7 @@ pub fn sweep(
     for row in found.iter().map(Row::of) {
         if has_ended(&row)? {
             // If somebody else is at it, they see to it.
-            delete(tables, &row, false)?;
+            delete(tables, &row, Others::Skip)?;
         }
     }
     Ok(())

@@ -67,8 +67,9 @@ pub fn give_up_catalog_snapshot() {
     unsafe { pg_sys::InvalidateCatalogSnapshotConditionally() }
 }
 
-/// As long as it lives, no row that is found by the newest snapshots can be removed and its place be used for another.
-pub struct RowsKept(pg_sys::Snapshot);
+/// As long as it lives, no row that is found by the newest snapshots can be removed and its place be used for another. A
+/// statement's own snapshot sees to that too; where it has been given up, this takes one.
+pub struct RowsKept(Option<pg_sys::Snapshot>);
 
 impl RowsKept {
     /// From now on.
@@ -76,14 +77,21 @@ impl RowsKept {
     /// # Errors
     /// The server's.
     pub fn new() -> Result<Self, ServerError> {
-        // SAFETY: two server calls.
-        unsafe { try_block(|| ffi::RegisterSnapshot(ffi::GetLatestSnapshot())) }.map(Self)
+        // SAFETY: server calls.
+        unsafe {
+            if pg_sys::ActiveSnapshotSet() {
+                return Ok(Self(None));
+            }
+            try_block(|| ffi::RegisterSnapshot(ffi::GetLatestSnapshot())).map(|snapshot| Self(Some(snapshot)))
+        }
     }
 }
 
 impl Drop for RowsKept {
     fn drop(&mut self) {
-        // SAFETY: registered above, with the resource owner that is current; raises no error.
-        unsafe { ffi::UnregisterSnapshot(self.0) }
+        if let Some(snapshot) = self.0 {
+            // SAFETY: registered above, with the resource owner that is current; raises no error.
+            unsafe { ffi::UnregisterSnapshot(snapshot) }
+        }
     }
 }

@@ -14,8 +14,6 @@ use std::ffi::CStr;
 pub struct Tables {
     /// The leases.
     pub lease: pg_sys::Oid,
-    /// Their index, by key and token.
-    pub lease_index: pg_sys::Oid,
     /// The sequence of fencing tokens.
     pub token: pg_sys::Oid,
     /// The sequence whose value is the timeline of the last token.
@@ -48,15 +46,14 @@ impl Tables {
                 let find = |name: &CStr| ffi::get_relname_relid(name.as_ptr(), schema);
                 Self {
                     lease: find(c"lease"),
-                    lease_index: find(c"lease_pkey"),
                     token: find(c"lease_token"),
                     timeline: find(c"lease_timeline"),
                     lock_domain: find(c"lock_domain"),
                 }
             })
         }?;
-        let Self { lease, lease_index, token, timeline, lock_domain } = tables;
-        if [lease, lease_index, token, timeline, lock_domain].contains(&pg_sys::InvalidOid) {
+        let Self { lease, token, timeline, lock_domain } = tables;
+        if [lease, token, timeline, lock_domain].contains(&pg_sys::InvalidOid) {
             return Err(Error::Tables.into());
         }
         if CATALOGUE_CHANGES.get() == changes {

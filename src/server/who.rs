@@ -241,14 +241,11 @@ fn lease_rows(picture: &Picture, leases: Vec<lease_table::Row>) -> Vec<HolderRow
         picture.table.rows.iter().filter(|row| row.hold_mask != 0).map(|row| row.tag).collect();
     let is_there = |bound: Bound| in_recovery || sentinels.contains(&Tag::sentinel(bound.pid, bound.session, database));
     let waits = session::waits_for_leases();
-    let broken: HashSet<(u64, i64)> = leases
-        .iter()
-        .filter(|row| row.is_break())
-        .filter_map(|order| Some((order.key, order.ordered_token()?)))
-        .collect();
+    let broken: HashSet<(u64, i64)> =
+        leases.iter().filter(|row| row.is_break()).filter_map(|order| Some((order.key, order.for_token?))).collect();
     leases
         .into_iter()
-        .filter(|row| row.ordered_token().is_none() && !broken.contains(&(row.key, row.grant.token)))
+        .filter(|row| row.for_token.is_none() && !broken.contains(&(row.key, row.grant.token)))
         .filter_map(|mut row| {
             let grant = row.grant;
             let remaining = grant.term.remaining(now);

@@ -1,7 +1,7 @@
 //! How much leases take: many of them, renewals, names that come and go, and old snapshots beside them.
 
-use super::support::lease_queue::{give_back, left_no_trace, take, try_take};
-use super::support::{Cluster, Running, Session, SqlError, let_pass};
+use crate::pg_test::support::lease_queue::{give_back, left_no_trace, take, try_take};
+use crate::pg_test::support::{Cluster, Running, Session, SqlError, let_pass};
 use std::time::{Duration, Instant};
 
 /// A server on which nothing is cleared away by itself, so that sizes can be told.

@@ -4,8 +4,12 @@
 //! `NAMED_LOCKS_SEED=n` runs the history's calls again (how they meet is up to the machine), and `NAMED_LOCKS_SECONDS=n`
 //! runs it for longer.
 
-use super::support::lease_queue::{Way, give_back, left_no_trace, position, take, take_with, try_take, until_queued};
-use super::support::{Cluster, Rows, Running, Server, Session, SqlError, let_pass, unique, unique_ident, until};
+use crate::pg_test::support::lease_queue::{
+    Way, give_back, left_no_trace, position, take, take_with, try_take, until_queued,
+};
+use crate::pg_test::support::{
+    Cluster, Rows, Running, Server, Session, SqlError, let_pass, unique, unique_ident, until,
+};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};

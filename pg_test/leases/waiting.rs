@@ -1,10 +1,10 @@
 //! Waiting for leases: the order, who is woken when, who leaves the queue and what is left of them, limits of all
 //! kinds, and the wait without a snapshot.
 
-use super::support::lease_queue::{
+use crate::pg_test::support::lease_queue::{
     Way, give_back, left_no_trace, median, position, take, take_with, try_take, until_queued,
 };
-use super::support::{
+use crate::pg_test::support::{
     Reply, Rows, Running, Server, Session, SqlError, Wire, let_pass, stop_process, unique, unique_ident, until, within,
 };
 use std::process::Child;

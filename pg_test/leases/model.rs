@@ -4,7 +4,7 @@
 //! server's own; a call that would come near a lease's end waits until that is over, so no answer is left to chance.
 //! `NAMED_LOCKS_SEED=n` runs certain schedules again, and `NAMED_LOCKS_CASES=n` more of them.
 
-use super::support::{Cluster, Rows, Server, Session, SqlError, unique};
+use crate::pg_test::support::{Cluster, Rows, Server, Session, SqlError, unique};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseResult, TestError, TestRng, TestRunner};
 use std::collections::BTreeMap;
