@@ -174,6 +174,7 @@ unsafe extern "C-unwind" {
         materialize: bool,
         should_free: *mut bool,
     ) -> pg_sys::HeapTuple;
+    pub fn pfree(pointer: *mut c_void);
     pub fn heap_copytuple(tuple: pg_sys::HeapTuple) -> pg_sys::HeapTuple;
     pub fn heap_freetuple(tuple: pg_sys::HeapTuple);
     pub fn heap_form_tuple(

@@ -361,6 +361,11 @@ pub fn touch_lease(key: u64, touch: Touch) {
     });
 }
 
+/// Whether this transaction has granted, ended or guarded a lease.
+pub fn has_touched_lease(key: u64) -> bool {
+    with_session(|session| session.leases.touched.contains(&key))
+}
+
 /// Notes that this (sub)transaction changes a row of a lease: it cannot be prepared.
 pub fn change_lease(key: u64, touch: Touch) {
     touch_lease(key, touch);

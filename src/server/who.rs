@@ -4,7 +4,7 @@ use super::activity::{self, Activity};
 use super::arguments::ServerText;
 use super::clock;
 use super::ffi;
-use super::lease_table::{self, See};
+use super::lease::{self, See};
 use super::lock_table::{self, LockTable, Row};
 use super::registry::{Party, Published, WaitForLease};
 use super::report::Problem;
@@ -225,14 +225,14 @@ impl Picture {
 /// # Errors
 /// The server's, where the leases cannot be read.
 pub fn all_holders(tables: &Tables) -> Result<Vec<HolderRow>, Problem> {
-    let leases = lease_table::read_all(tables)?;
+    let leases = lease::read_all(tables)?;
     let picture = Picture::read(None);
     let mut holders = holder_rows(&picture);
     holders.extend(lease_rows(&picture, leases));
     Ok(holders)
 }
 
-fn lease_rows(picture: &Picture, leases: Vec<lease_table::Row>) -> Vec<HolderRow> {
+fn lease_rows(picture: &Picture, leases: Vec<lease::Row>) -> Vec<HolderRow> {
     let now = clock::now();
     let database = ffi::my_database();
     // SAFETY: a question about this process's state, which raises no error.
@@ -337,7 +337,7 @@ fn in_the_way(picture: &Picture, tables: &Tables, wait: &WaitForLease) -> Result
     };
     let mut pids: Vec<i32> = picture.table.rows.iter().filter(is_granted).map(|row| row.pid.unwrap_or(0)).collect();
     if wait.database == ffi::my_database() {
-        let rows = lease_table::read(tables, wait.key, None, See::Committed, false)?;
+        let rows = lease::read(tables, wait.key, None, See::Committed, false)?;
         pids.extend(lease_rows(picture, rows).iter().filter_map(|holder| holder.pid));
     }
     pids.sort_unstable();

@@ -1,16 +1,16 @@
 //! Drawing fencing tokens from their sequence, so that none comes twice whatever happens to the server.
 
-use super::ffi;
-use super::lock_manager::{self, Outcome};
-use super::process_local::ProcessLocal;
-use super::report::Problem;
-use super::tables::Tables;
-use super::try_block::{ServerError, try_block};
 use crate::rules::holds::Scope;
 use crate::rules::interval::Wait;
 use crate::rules::key::Tag;
 use crate::rules::mode::Mode;
 use crate::rules::token;
+use crate::server::ffi;
+use crate::server::lock_manager::{self, Outcome};
+use crate::server::process_local::ProcessLocal;
+use crate::server::report::Problem;
+use crate::server::tables::Tables;
+use crate::server::try_block::{ServerError, try_block};
 use pgrx::pg_sys;
 use std::cell::Cell;
 

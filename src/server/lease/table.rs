@@ -7,16 +7,13 @@
 //! A grant always inserts a row. Its place in the index never changes after that, so that changes can stay in their page.
 //! An order to a holder is a row of its own, beside the grant's: who gives it must not keep the holder waiting.
 
-use super::activity;
-use super::arguments::{Varlena, text_bytes};
-use super::encoding;
-use super::ffi;
-use super::report::Problem;
-use super::session;
-use super::tables::Tables;
-use super::try_block::try_block;
 use crate::rules::error::Error;
 use crate::rules::lease::{Bound, Grant, Moment, Term};
+use crate::server::arguments::{Varlena, text_bytes};
+use crate::server::report::Problem;
+use crate::server::tables::Tables;
+use crate::server::try_block::try_block;
+use crate::server::{activity, encoding, ffi, session};
 use pgrx::pg_sys;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -153,9 +150,13 @@ struct Found {
     values: [pg_sys::Datum; column::COUNT],
     nulls: [bool; column::COUNT],
     payload: Varlena,
+    /// What was made out of values that are compressed or stored elsewhere.
+    copies: [Varlena; TEXTS.len()],
     is_uncommitted: bool,
     is_being_updated: bool,
 }
+
+const TEXTS: [usize; 3] = [column::NAME, column::OWNER, column::REQUESTED];
 
 /// Works on the open table, in a [`try_block`].
 ///
@@ -332,16 +333,21 @@ impl Scan {
                 values: [pg_sys::Datum::null(); column::COUNT],
                 nulls: [true; column::COUNT],
                 payload: std::ptr::null_mut(),
+                copies: [std::ptr::null_mut(); TEXTS.len()],
                 is_uncommitted: false,
                 is_being_updated: false,
             };
             ffi::heap_deform_tuple(tuple, (*open.table).rd_att, found.values.as_mut_ptr(), found.nulls.as_mut_ptr());
-            for text in [column::NAME, column::OWNER, column::REQUESTED] {
+            for (text, copy) in TEXTS.into_iter().zip(&mut found.copies) {
                 if !texts {
                     found.nulls[text] = true;
                 } else if !found.nulls[text] {
-                    let packed = ffi::pg_detoast_datum_packed(found.values[text].cast_mut_ptr());
+                    let stored = found.values[text].cast_mut_ptr();
+                    let packed = ffi::pg_detoast_datum_packed(stored);
                     found.values[text] = pg_sys::Datum::from(packed);
+                    if packed != stored {
+                        *copy = packed;
+                    }
                 }
             }
             if payloads && !found.nulls[column::PAYLOAD] {
@@ -365,6 +371,15 @@ impl Scan {
 
 impl Row {
     fn of(found: &Found) -> Self {
+        let row = Self::copied_from(found);
+        for copy in found.copies.into_iter().chain([found.payload]).filter(|copy| !copy.is_null()) {
+            // SAFETY: made for this row by the scan, and copied; freeing raises no error.
+            unsafe { ffi::pfree(copy.cast()) };
+        }
+        row
+    }
+
+    fn copied_from(found: &Found) -> Self {
         let number = |column: usize| found.values[column].value() as i64;
         let bytes = |column: usize| -> Option<Vec<u8>> {
             // SAFETY: a text, detoasted; it lives as long as the tuple.
