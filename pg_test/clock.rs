@@ -333,6 +333,7 @@ fn c34_a_clock_that_is_never_at_rest() {
         }
     }
     assert!(tries > 10, "{tries} tries");
+    lease.renew(&mut a, 2 * SECOND);
     lease.until_taken_over(&mut b, "at the end");
 }
 
@@ -481,7 +482,7 @@ fn a_restart_and_a_crash() {
     for (round, immediate) in [false, true].into_iter().enumerate() {
         let what = if immediate { "immediate" } else { "fast" };
         let mut a = cluster.session("a");
-        let goes_on =
+        let mut goes_on =
             Lease::acquire(&mut a, &format!("{round} goes on"), 20 * SECOND, ", owner => 'me', payload => '1'");
         let ends = Lease::acquire(&mut a, &format!("{round} ends"), 2 * SECOND, "");
         let bound = Lease::acquire(&mut a, &format!("{round} bound"), 1800 * SECOND, ", bound => true");
@@ -542,6 +543,7 @@ fn a_restart_and_a_crash() {
         );
         assert_eq!(b.text(&format!("select owner || payload from lease_holder('{}')", goes_on.name)), "me1");
         assert_eq!(b.int("select count(*) from lock_waiters"), 0);
+        goes_on.renew(&mut b, 2 * SECOND);
         goes_on.until_taken_over(&mut b, what);
     }
 }

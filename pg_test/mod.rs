@@ -12,6 +12,8 @@
 //! 5. **Isolation specs**, run by PostgreSQL's own isolation tester.
 //!
 //! `cargo pgrx test pg15` runs them all; as root with `--runas postgres --pgdata DIR`, DIR reachable by that user.
+//! What needs a second, older server besides is left out: `make upgrade` runs it.
+//!
 //! A test named `c12_…` is a case from the field of that number, or a neighbour of it.
 //!
 //! A test never sleeps to be sure that another session waits: it polls until that one is seen waiting.

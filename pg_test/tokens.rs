@@ -857,7 +857,51 @@ fn c41_dump_and_restore_while_held() {
     }
 }
 
-/// A database of which nothing was ever leased; and data alone.
+/// A dump brought back over the database that it was made of: what was granted since is in no sequence any more.
+#[test]
+fn c41_restored_over_itself() {
+    let cluster = Cluster::new(&[]);
+    let server = cluster.new_database("itself", "UTF8");
+    let dir = Dir::new();
+    let mut ledger = Ledger::new();
+    let mut a = server.session("a");
+    let old = ledger.given(token(&mut a, "old"));
+    dump(&cluster, &server.dbname, "custom", &dir);
+    for round in 0..2 {
+        let since = ledger.given(token(&mut a, &format!("since {round}")));
+        ledger.all_given(tokens(&mut a, &format!("since {round}"), 50));
+        let mut restore = cluster.client_program("pg_restore");
+        restore.args(["-e", "--clean", "--if-exists", "-d", &server.dbname]);
+        run(restore.arg(dir.path().join("custom")));
+        // A session of before, which knows the old tables, and a new one.
+        assert!(!held(&mut a, "old", old));
+        ledger.given(token(&mut a, "old"));
+        let mut b = server.session("b");
+        assert!(!held(&mut b, &format!("since {round}"), since));
+        ledger.given(token(&mut b, &format!("since {round}")));
+        assert_eq!(b.int("select count(*) from lock_holders where kind = 'lease'"), 2, "round {round}");
+    }
+}
+
+/// The copy of a hot standby's database, made while the primary goes on.
+#[test]
+fn c41_a_dump_of_a_standby() {
+    let primary = Cluster::new(&[]);
+    let mut ledger = Ledger::new();
+    let mut a = primary.session("a");
+    a.run("select setval('lease_token', (500::bigint << 42) + 5)");
+    ledger.highest = (500 << 42) + 5;
+    let standby = primary.standby(&[]);
+    let k = ledger.given(token(&mut a, "k"));
+    primary.until_replayed_by(&standby);
+    let dir = Dir::new();
+    dump(&standby, "postgres", "custom", &dir);
+    restore(&primary, "copy", "custom", &[], &dir);
+    is_a_good_copy(&primary.database("copy"), &mut ledger, &[("k".to_owned(), k)], "of the standby");
+    assert!(held(&mut a, "k", k));
+}
+
+/// A database of which nothing was ever leased.
 #[test]
 fn c41_dump_and_restore_of_an_unused_database() {
     let cluster = Cluster::new(&[]);

@@ -126,6 +126,10 @@ fn upgrade_from_an_older_version() {
     let short = given(a.int("select token from lease_acquire('short', '500 ms')"));
     assert!(a.flag("select lease_request('k', 'an upgrade')"));
     a.run("select named_lock('session lock')");
+    a.run("select lock_domain_set('ours', 'other', '1 min', '1 day')");
+    let domains = "select d::text from lock_domains as d";
+    let rules = a.column(domains);
+    assert_eq!(rules.len(), 1);
     // The last ones in an open transaction, which the stop rolls back.
     other.run("begin");
     let open = given(token(&mut other, "open", ""));
@@ -221,6 +225,11 @@ fn upgrade_from_an_older_version() {
     assert_eq!(b.int("select count(*) from lock_holders where kind = 'session'"), 2);
     assert_eq!(b.int("select named_unlock_all()"), 2);
     new.session_as("looker", "without rights").run("select * from lock_holders; select * from lock_waiters");
+
+    // Rules for domains.
+    assert_eq!(b.column(domains), rules);
+    assert!(other.flag("select named_lock('ours:k', '0')"));
+    new.session_as("looker", "not of the domain's role").fails("select named_lock('ours:k', '0')").is("42501");
 
     // What pg_upgrade brought is what a new installation makes.
     let fresh = new.new_database("fresh", "UTF8");

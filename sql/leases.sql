@@ -1,7 +1,8 @@
 -- Leases: rows that outlive a connection, with a time to live and a fencing token.
 --
--- The library reads and writes the table itself, not by SQL, so nobody needs rights on it. Half of each page is left free
--- so that a renewal stays in its page. Rows come and go quickly: they are vacuumed by their number alone.
+-- The library reads and writes the table itself, not by SQL, so nobody needs rights on it. So much of each page is left free
+-- that a renewal stays in its page, and so little that the server tidies the page when it comes by. Rows come and go
+-- quickly: they are vacuumed by their number alone.
 CREATE TABLE lease (
     key bigint NOT NULL,
     token bigint NOT NULL,
@@ -24,7 +25,7 @@ CREATE TABLE lease (
     for_token bigint,
     PRIMARY KEY (key, token)
 ) USING heap WITH (
-    fillfactor = 50,
+    fillfactor = 95,
     autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_cost_delay = 0

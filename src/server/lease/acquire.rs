@@ -298,8 +298,13 @@ impl Lease<'_> {
         let now = clock::now();
         table::sweep(&self.tables, token, SWEPT_ENTRIES, |row| {
             let Some(token) = row.for_token else { return Ok(!is_live(&row.grant, now)?) };
-            let granted = table::read(&self.tables, row.key, Some(token), See::Uncommitted, false)?;
-            Ok(granted.is_empty())
+            // What the first look misses because it is being moved, the second sees.
+            for see in [See::Uncommitted, See::Committed] {
+                if !table::read(&self.tables, row.key, Some(token), see, false)?.is_empty() {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
         })
     }
 }

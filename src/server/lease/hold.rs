@@ -1,7 +1,7 @@
 //! Holding: renewals, the release, the check and the guard.
 
-use super::Lease;
 use super::table::{Change, Row};
+use super::{Lease, State};
 use crate::rules::error::Error;
 use crate::rules::holds::Scope;
 use crate::rules::interval::Wait;
@@ -16,6 +16,9 @@ use crate::server::{clock, who};
 use std::time::{Duration, Instant};
 /// A renewal that has taken so long has waited for another transaction.
 const LATE: Duration = Duration::from_millis(100);
+
+/// After so long a guard looks again whether its lease is held.
+const A_MOMENT: Wait = Wait::Millis(100);
 
 /// What a renewal says.
 #[derive(Debug)]
@@ -35,20 +38,27 @@ impl Lease<'_> {
     /// [`Error::LeaseTaken`], [`Error::LeaseEnded`], [`Error::NotYourLease`], the server's.
     pub fn renew(&self, token: i64, ttl: Option<i64>, payload: Option<Varlena>) -> Result<Renewal, Problem> {
         self.check_may_write("renew")?;
-        let mut is_late = false;
+        let renewed = |row: &Row, now| {
+            let term = row.grant.term.renewed(now, ttl.unwrap_or(row.grant.term.ttl));
+            (term, Some(Change { term: Some(term), payload, ..Change::default() }))
+        };
         loop {
             let start = Instant::now();
             let Some((row, state)) = self.held(token)? else { return Err(self.lost(token)) };
             self.check_owner(&row, "renew")?;
-            let term = row.grant.term.renewed(state.now, ttl.unwrap_or(row.grant.term.ttl));
-            let change = Change { term: Some(term), payload, ..Change::default() };
-            if !self.write(&row, Some(change))? {
+            let (mut term, change) = renewed(&row, state.now);
+            if !self.write(&row, change)? {
                 continue;
             }
             self.check_in_time(&row)?;
-            if start.elapsed() > LATE && !is_late {
-                is_late = true; // it has waited for another transaction: once more, from now on
-                continue;
+            if start.elapsed() > LATE {
+                // It has waited for another transaction: once more, from now on. The row is ours until this one ends.
+                let State { now, live, ended, .. } = self.state(false)?;
+                if let Some(row) = live.iter().chain(&ended).find(|row| row.grant.token == token) {
+                    let (later, change) = renewed(row, now);
+                    self.write(row, change)?;
+                    term = later;
+                }
             }
             let requests = state.orders.iter().filter(|order| order.for_token == Some(token) && !order.is_break());
             let newest = requests.max_by_key(|request| request.grant.token.unsigned_abs());
@@ -127,15 +137,20 @@ impl Lease<'_> {
     /// Takes a tag for a guard. Where somebody is being granted the lease, it is lost; where somebody only looks whether it
     /// is free, the tag is free in a moment.
     fn share(&self, token: i64, tag: Tag, mode: Mode) -> Result<(), Problem> {
-        if lock_manager::try_acquire(tag, mode, Scope::Transaction)? == Outcome::Granted {
-            return Ok(());
+        let start = Instant::now();
+        let lock_timeout = Duration::from_millis(lock_manager::lock_timeout() as u64);
+        while lock_manager::try_acquire(tag, mode, Scope::Transaction)? == Outcome::NotAvailable {
+            if self.held(token)?.is_none() {
+                return Err(self.lost(token));
+            }
+            let description = self.describe();
+            if lock_manager::wait(tag, mode, Scope::Transaction, A_MOMENT, &description)? == Outcome::Granted {
+                return Ok(());
+            }
+            if !lock_timeout.is_zero() && start.elapsed() >= lock_timeout {
+                return Err(self.not_obtained(Wait::Server));
+            }
         }
-        if self.held(token)?.is_none() {
-            return Err(self.lost(token));
-        }
-        match lock_manager::wait(tag, mode, Scope::Transaction, Wait::Server, &self.describe())? {
-            Outcome::Granted => Ok(()),
-            Outcome::NotAvailable => Err(self.not_obtained(Wait::Server)),
-        }
+        Ok(())
     }
 }
