@@ -14,7 +14,7 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.lock_domain', '');
 
 CREATE FUNCTION lock_domain_changed()
 RETURNS trigger
-VOLATILE PARALLEL UNSAFE
+VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'lock_domain_changed_wrapper';
 COMMENT ON FUNCTION lock_domain_changed() IS 'tells all sessions that the rules for domains have changed';
 
