@@ -136,6 +136,49 @@ fn in_a_latin1_database() {
     assert_eq!(owners(&mut a, "é"), ["größer"]);
 }
 
+/// An error about a held lease says who holds it, whatever the payload is; and what the payload says plainly.
+#[test]
+fn in_errors() {
+    let server = Server::shared();
+    let latin1 = server.new_database("payload_errors", "LATIN1");
+    let ascii = server.new_database("payload_errors", "SQL_ASCII");
+    for database in [server, &latin1, &ascii] {
+        let mut a = database.session("payload a");
+        a.run("set lock_timeout = '1 ms'");
+        let fails = |session: &mut Session, k: &str| {
+            [
+                session.fails(&format!("select lease_renew('{k}', 1)")),
+                session.fails(&format!("select lease_guard('{k}', 1)")),
+                session.fails(&format!("select lease_acquire('{k}', '1 hour', null)")),
+            ]
+        };
+        for payload in payloads() {
+            // What the server itself doesn't take there.
+            let is_utf8 = database.dbname == server.dbname;
+            if !is_utf8 && (payload.contains('日') || payload.contains("\\u00e9")) {
+                continue;
+            }
+            let k = unique("payload");
+            take(&mut a, &k, "1 hour", &format!(", payload => {payload}, owner => 'who'"));
+            for (error, code) in fails(&mut a, &k).iter().zip(["55006", "55006", "55P03"]) {
+                error.is(code).message_has(&k).detail_has("who");
+                assert!(error.detail.len() < 4000, "in brief: {payload}: {error:#?}");
+            }
+        }
+        let k = unique("payload");
+        take(
+            &mut a,
+            &k,
+            "1 hour",
+            ", payload => '{\"host\": \"größer-7\", \"pid\": 4711, \"up\": true, \"more\": {\"deep\": \"hidden\"}}'",
+        );
+        for error in fails(&mut a, &k) {
+            error.detail_has("größer-7").detail_has("4711");
+            assert!(!error.detail.contains("hidden"), "{error:#?}");
+        }
+    }
+}
+
 #[test]
 fn a_large_one_costs_a_renewal_nothing() {
     let database = Server::shared().new_database("payload_size", "UTF8");

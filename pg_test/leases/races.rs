@@ -85,8 +85,8 @@ impl Holder {
     fn of_round(round: u64) -> Holder {
         // Half of each isolation level, and in each half a third in one string.
         Holder {
-            isolation: if round % 2 == 0 { "read committed" } else { "repeatable read" },
-            in_one: round / 2 % 3 == 0,
+            isolation: if round.is_multiple_of(2) { "read committed" } else { "repeatable read" },
+            in_one: (round / 2).is_multiple_of(3),
         }
     }
 
@@ -990,11 +990,7 @@ impl Worker<'_> {
         // Some are late: their lease has ended and another has it, or they renew it.
         match self.random.below(20) {
             0 | 1 => std::thread::sleep(Duration::from_millis(80 + self.random.below(60))),
-            2 | 3 => {
-                if self.run(&format!("select lease_renew('{k}', {token}, '200 ms')")).is_none() {
-                    return;
-                }
-            }
+            2 | 3 if self.run(&format!("select lease_renew('{k}', {token}, '200 ms')")).is_none() => return,
             // Some forget it.
             4 => return,
             _ => {}

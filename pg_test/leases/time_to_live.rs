@@ -180,7 +180,7 @@ fn c39_only_the_holders_ttl_counts() {
     let begun = Instant::now();
     take(&mut a, &k, "700 ms", "");
     acquire(&mut b, &k, "10 years", "").refused_by("c39 a", 0.7);
-    assert_eq!(acquire(&mut b, &k, "1 hour", ", '1 minute'").token.is_some(), true);
+    assert!(acquire(&mut b, &k, "1 hour", ", '1 minute'").token.is_some());
     assert!(begun.elapsed() >= Duration::from_millis(700));
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
 }

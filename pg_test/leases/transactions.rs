@@ -332,7 +332,10 @@ fn requests_and_breaks_do_not_wait_for_the_holder() {
                     assert_eq!(b.int(&format!("select lease_break('{k}')")), 1, "{what}");
                     assert!(!check(&mut b, &k, token), "{what}");
                     assert_eq!(shown(&mut b, &k), [""; 0], "{what}");
-                    acquire(&mut b, &k, "1 hour", "").refused();
+                    // The next grant waits for guarded transactions under way.
+                    if work.contains("guard") {
+                        acquire(&mut b, &k, "1 hour", "").refused();
+                    }
                     a.run(end);
                     assert!(!check(&mut b, &k, token), "{what}");
                     renew_fails(&mut a, &k, token).is("55000");

@@ -301,7 +301,8 @@ fn row_description(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::TupleDesc {
         let mut description = std::ptr::null_mut();
         let class = pg_sys::get_call_result_type(fcinfo, std::ptr::null_mut(), &mut description);
         assert_eq!(class, pg_sys::TypeFuncClass::TYPEFUNC_COMPOSITE, "declared to return a row");
-        let context = std::mem::replace(&mut *(&raw mut pg_sys::CurrentMemoryContext), pg_sys::TopMemoryContext);
+        let context = pg_sys::CurrentMemoryContext;
+        pg_sys::CurrentMemoryContext = pg_sys::TopMemoryContext;
         let description = pg_sys::BlessTupleDesc(pg_sys::CreateTupleDescCopy(description));
         pg_sys::CurrentMemoryContext = context;
         KNOWN.borrow_mut().push((function, description));

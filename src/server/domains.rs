@@ -31,6 +31,9 @@ mod column {
     pub const COUNT: usize = 4;
 }
 
+/// By domain.
+type Rules = HashMap<Vec<u8>, Rule>;
+
 /// What is known of the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
@@ -43,7 +46,7 @@ enum Known {
 }
 
 static KNOWN: ProcessLocal<Cell<Known>> = ProcessLocal::cell(Known::Nothing);
-static RULES: ProcessLocal<RefCell<Option<HashMap<Vec<u8>, Rule>>>> = ProcessLocal::ref_cell(None);
+static RULES: ProcessLocal<RefCell<Option<Rules>>> = ProcessLocal::ref_cell(None);
 /// The table that they were read from.
 static TABLE: ProcessLocal<Cell<pg_sys::Oid>> = ProcessLocal::cell(pg_sys::InvalidOid);
 static CHANGES: ProcessLocal<Cell<u64>> = ProcessLocal::cell(0);
@@ -114,7 +117,7 @@ struct Found {
     nulls: [bool; column::COUNT],
 }
 
-fn read(table: pg_sys::Oid) -> Result<HashMap<Vec<u8>, Rule>, Problem> {
+fn read(table: pg_sys::Oid) -> Result<Rules, Problem> {
     let mut found = Vec::new();
     let mode = pg_sys::AccessShareLock as i32;
     // SAFETY: server calls; the vector is outside of the block, and grows between them.
