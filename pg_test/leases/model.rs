@@ -182,6 +182,8 @@ struct World<'a> {
     tokens: Vec<(i64, usize)>,
     /// When the step began.
     settled: Instant,
+    /// What was called and answered.
+    trace: Vec<String>,
     seen: &'a mut BTreeMap<&'static str, u64>,
 }
 
@@ -215,6 +217,7 @@ impl World<'_> {
             committed: BTreeMap::new(),
             tokens: Vec::new(),
             settled: Instant::now(),
+            trace: Vec::new(),
             seen,
         }
     }
@@ -257,6 +260,11 @@ impl World<'_> {
         let from = Instant::now();
         let result = self.parties[who].session.query(sql);
         let to = Instant::now();
+        let answer = match &result {
+            Ok(rows) => rows.iter().map(|row| row.get(0).unwrap_or("NULL")).collect::<Vec<_>>().join(", "),
+            Err(error) => error.code.clone(),
+        };
+        self.trace.push(format!("{who}: {sql} -- {answer}"));
         if ends.iter().any(|end| end.from < to) {
             return Err(Trouble::Slow);
         }
@@ -504,6 +512,7 @@ impl World<'_> {
                 let last = self.ends().filter(|end| end.from < Instant::now() + SHORT * 2).map(|end| end.to).max();
                 if let Some(last) = last {
                     std::thread::sleep(last.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
+                    self.trace.push("time passes".to_owned());
                     self.count("passed");
                 }
                 Ok(())
@@ -543,6 +552,7 @@ impl World<'_> {
                 self.watch.until_gone(pid);
                 self.parties[who].transaction = None;
                 self.new_life(who);
+                self.trace.push(format!("{who}: a new session"));
                 self.count("reopened");
                 Ok(())
             }
@@ -571,6 +581,7 @@ impl World<'_> {
                     self.new_life(who);
                 }
                 self.watch = self.server.session("model watch");
+                self.trace.push("restarted".to_owned());
                 self.count("restarted");
                 Ok(())
             }
@@ -778,6 +789,8 @@ impl World<'_> {
             Some(end) if end.from > at.to => {
                 self.count("kept");
                 grant.kept = true;
+                // Nobody holds it any more, so it ends with nobody's session.
+                grant.bound = None;
                 grant.ends = end;
                 self.change(who, token, Some(grant));
             }
@@ -894,10 +907,13 @@ fn schedule(
             break;
         }
     }
-    match outcome.and_then(|()| world.finish()) {
+    let outcome = outcome.and_then(|()| world.finish());
+    match outcome {
         Ok(()) => Ok(()),
         Err(Trouble::Slow) => Err(TestCaseError::reject("the machine was too slow")),
-        Err(Trouble::Wrong(what)) => Err(TestCaseError::fail(what)),
+        Err(Trouble::Wrong(what)) => {
+            Err(TestCaseError::fail(format!("{what}\nwhat was called before:\n{}", world.trace.join("\n"))))
+        }
     }
 }
 
