@@ -3,7 +3,7 @@
 //! `NAMED_LOCKS_SEED=n` runs a certain sequence again (each client's calls; how they meet is up to the machine), and
 //! `NAMED_LOCKS_SECONDS=n` runs it for longer.
 
-use super::support::{Server, Session, SqlError, unique};
+use super::support::{Random, Server, Session, SqlError, unique};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -22,31 +22,6 @@ const CONFLICTS: [[bool; 5]; 5] = [
     [true, true, false, false, true],
     [true, true, false, true, true],
 ];
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
-
-    fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
-    }
-}
 
 /// One of the few locks.
 #[derive(Clone, Debug)]
@@ -249,7 +224,7 @@ impl Client<'_> {
     }
 
     fn step(&mut self) {
-        match self.random.below(100) {
+        match self.random.index(100) {
             0..40 => self.acquire(),
             40..58 => self.unlock(),
             58..62 => self.unlock_all(),
@@ -265,7 +240,7 @@ impl Client<'_> {
     }
 
     fn acquire(&mut self) {
-        let number = self.random.below(self.world.targets.len());
+        let number = self.random.index(self.world.targets.len());
         let target = self.world.targets[number].clone();
         let mode = if target.is_named() {
             self.random.pick(&[0, 0, 1, 1, 2, 3, 4])
@@ -304,7 +279,7 @@ impl Client<'_> {
     }
 
     fn unlock(&mut self) {
-        let number = self.random.below(self.world.targets.len());
+        let number = self.random.index(self.world.targets.len());
         match self.world.targets[number].clone() {
             Target::Name { name, cluster_wide } => {
                 let position = self.by_session.iter().rposition(|hold| hold.0 == number);
@@ -359,9 +334,9 @@ impl Client<'_> {
     }
 
     fn convert(&mut self) {
-        let number = self.random.below(self.world.targets.len());
+        let number = self.random.index(self.world.targets.len());
         let Target::Name { name, cluster_wide } = self.world.targets[number].clone() else { return };
-        let mode = self.random.below(MODES.len());
+        let mode = self.random.index(MODES.len());
         if self.by_session.iter().filter(|hold| hold.0 == number).count() != 1 {
             return;
         }
@@ -393,7 +368,7 @@ impl Client<'_> {
 
     fn end_or_back(&mut self) {
         let depth = self.by_transaction.len();
-        match (depth, self.random.below(4)) {
+        match (depth, self.random.index(4)) {
             (0, _) => {}
             (2.., 0) => {
                 if self.control("rollback to", &format!("rollback to s{}", depth - 1)) {
@@ -416,7 +391,7 @@ impl Client<'_> {
 
     /// A lock of each kind in an exception block that fails: the session's stays.
     fn caught(&mut self) {
-        let number = self.random.below(self.world.targets.len());
+        let number = self.random.index(self.world.targets.len());
         let Target::Name { name, cluster_wide } = self.world.targets[number].clone() else { return };
         let sql = format!(
             "do $$ declare got boolean; begin \
@@ -466,7 +441,7 @@ impl Client<'_> {
         };
         shown.sort();
         assert_eq!(shown, due, "client {}", self.number);
-        let number = self.random.below(self.world.targets.len());
+        let number = self.random.index(self.world.targets.len());
         if let Target::Name { name, cluster_wide } = self.world.targets[number].clone() {
             let held = self.holds().filter(|hold| hold.0 == number).count();
             let sql = format!("select named_lock_held('{name}', cluster_wide => {cluster_wide})");
@@ -508,7 +483,7 @@ fn work(
         client.enter();
         // Something is done under the locks.
         if client.random.one_in(4) {
-            std::thread::sleep(Duration::from_micros(client.random.below(2000) as u64));
+            std::thread::sleep(Duration::from_micros(client.random.index(2000) as u64));
         }
     }
     client.leave();
@@ -522,8 +497,8 @@ fn disturb(seed: u64, world: &World, server: &Server) -> (u64, u64) {
     let mut session = server.session("torture disturber");
     let (mut cancels, mut ends) = (0, 0);
     while !world.is_over.load(Ordering::Relaxed) {
-        std::thread::sleep(Duration::from_micros(random.below(20_000) as u64));
-        let number = random.below(CLIENTS);
+        std::thread::sleep(Duration::from_micros(random.index(20_000) as u64));
+        let number = random.index(CLIENTS);
         let pid = world.pids.lock().expect("no client has failed")[number];
         if random.one_in(8) {
             {

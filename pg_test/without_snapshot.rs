@@ -83,18 +83,6 @@ fn start(database: &Server, statement: &str, watch: &mut Session) -> Running<Res
     waiting
 }
 
-/// That a session holds nothing of the server's that VACUUM or CREATE INDEX CONCURRENTLY would wait for.
-#[track_caller]
-fn holds_no_snapshot(watch: &mut Session, pid: i32, what: &str) {
-    assert_eq!(
-        watch.text(&format!(
-            "select concat_ws(' ', 'xmin', backend_xmin, 'xid', backend_xid) from pg_stat_activity where pid = {pid}"
-        )),
-        "xmin xid",
-        "{what}"
-    );
-}
-
 /// That a session is as good as new.
 #[track_caller]
 fn is_usable(session: &mut Session, what: &str) {
@@ -115,7 +103,7 @@ fn c07_the_holder_builds_an_index_concurrently_while_others_wait() {
         let mut a = holder(&database);
         let waiters = [start(&database, statement, &mut watch), start(&database, statement, &mut watch)];
         for waiter in &waiters {
-            holds_no_snapshot(&mut watch, waiter.pid, what);
+            watch.holds_no_snapshot(waiter.pid, what);
         }
         a.run("insert into t select i, 'x' from generate_series(1, 100) as i");
         for step in [
@@ -197,7 +185,7 @@ fn c08_a_third_session_builds_an_index_while_the_holder_is_idle() {
         let mut watch = database.session("watch");
         let mut a = holder(&database);
         let waiting = start(&database, statement, &mut watch);
-        holds_no_snapshot(&mut watch, waiting.pid, what);
+        watch.holds_no_snapshot(waiting.pid, what);
         watch.run("set statement_timeout = '60s'");
         watch.run("create index concurrently t_i on t (i)");
         assert!(watch.flag("select indisvalid from pg_index where indexrelid = 't_i'::regclass"), "{what}");
@@ -227,7 +215,7 @@ fn c08_by_a_prepared_statement() {
             row.get::<_, bool>("acquired")
         });
         watch.until_waiting(waiting.pid);
-        holds_no_snapshot(&mut watch, waiting.pid, call);
+        watch.holds_no_snapshot(waiting.pid, call);
         watch.run("create index concurrently t_i on t (i)");
         watch.run("drop index t_i");
         a.run("select named_unlock('k')");
@@ -579,7 +567,7 @@ fn c47_first_in_a_pipeline() {
     let mut wire = Wire::open(&database);
     wire.statement("call named_lock_wait('k')").statement("insert into t values (1)").sync().send();
     watch.until_waiting(wire.pid);
-    holds_no_snapshot(&mut watch, wire.pid, "pipeline");
+    watch.holds_no_snapshot(wire.pid, "pipeline");
     a.run("select named_unlock('k')");
     let replies = wire.replies();
     assert_eq!(
@@ -630,7 +618,7 @@ fn a_cursor_with_hold_and_a_prepared_statement_are_in_nobodys_way() {
     b.run("execute p");
     let waiting = b.background("call named_lock_wait('k')");
     watch.until_waiting(waiting.pid);
-    holds_no_snapshot(&mut watch, waiting.pid, "with hold");
+    watch.holds_no_snapshot(waiting.pid, "with hold");
     a.run("select named_unlock('k')");
     let (mut b, result) = waiting.end();
     result.expect("no error");

@@ -8,33 +8,12 @@ use crate::pg_test::support::lease_queue::{
     Way, give_back, left_no_trace, position, take, take_with, try_take, until_queued,
 };
 use crate::pg_test::support::{
-    Cluster, Rows, Running, Server, Session, SqlError, let_pass, unique, unique_ident, until,
+    Cluster, Random, Rows, Running, Server, Session, SqlError, let_pass, unique, unique_ident, until,
 };
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-}
 
 /// Passes a few microseconds without giving up the processor, as a sleep is too coarse.
 fn spin(microseconds: u64) {

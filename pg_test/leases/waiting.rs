@@ -1303,18 +1303,6 @@ const WAITS: [(&str, &str); 9] = [
     ("procedures in procedures", "call wait_deeper(5)"),
 ];
 
-/// That a session holds nothing of the server's that VACUUM or CREATE INDEX CONCURRENTLY would wait for.
-#[track_caller]
-fn holds_no_snapshot(watch: &mut Session, pid: i32, what: &str) {
-    assert_eq!(
-        watch.text(&format!(
-            "select concat_ws(' ', 'xmin', backend_xmin, 'xid', backend_xid) from pg_stat_activity where pid = {pid}"
-        )),
-        "xmin xid",
-        "{what}"
-    );
-}
-
 /// That a session is as good as new.
 #[track_caller]
 fn is_usable(session: &mut Session, what: &str) {
@@ -1337,7 +1325,7 @@ fn c08_others_build_indexes_and_vacuum_beside_waiters() {
         let waiters: Vec<Running<Answered>> =
             (1..=3).map(|place| start(database.session("waiter"), statement, &mut watch, place)).collect();
         for waiter in &waiters {
-            holds_no_snapshot(&mut watch, waiter.pid, what);
+            watch.holds_no_snapshot(waiter.pid, what);
         }
         // A third session.
         watch.run("set statement_timeout = '60s'");
@@ -1392,7 +1380,7 @@ fn c08_by_a_prepared_statement() {
             row.get::<_, Option<i64>>("token")
         });
         until_queued(&mut watch, waiting.pid, 1);
-        holds_no_snapshot(&mut watch, waiting.pid, call);
+        watch.holds_no_snapshot(waiting.pid, call);
         watch.run("create index concurrently t_i on t (i)");
         watch.run("drop index t_i");
         give_back(&mut a, "k", held);
@@ -1643,7 +1631,7 @@ fn c47_a_pipeline_with_open_work_is_refused_and_rolled_back() {
     let mut wire = Wire::open(&database);
     wire.statement(call).statement("insert into t values (1)").statement("select 1/0").sync().send();
     until_queued(&mut watch, wire.pid, 1);
-    holds_no_snapshot(&mut watch, wire.pid, "pipeline");
+    watch.holds_no_snapshot(wire.pid, "pipeline");
     give_back(&mut watch, "k", token);
     let replies = wire.replies();
     assert!(replies.contains(&Reply::Complete("INSERT 0 1".into())), "{replies:?}");

@@ -26,6 +26,7 @@
 //!   [`Backup`], of which any number of servers can be made.
 //! - **[`lease_queue`]** takes leases, waits for them, and tells who stands where.
 //! - **[`Pooler`]** is a PgBouncer before a server.
+//! - **[`Random`]** gives numbers that come again with the same seed.
 //! - **[`Wire`]** is a client that sends protocol messages by hand, for pipelines.
 //! - **[`stop_process`]** stops a backend (SIGSTOP) until the guard is dropped; [`signal`] sends any signal. Both as the
 //!   user who runs the servers, who is `--runas`'s when the tests run as root.
@@ -36,6 +37,7 @@ mod forms;
 pub mod lease_queue;
 mod machine;
 mod pooler;
+mod random;
 mod session;
 mod wire;
 
@@ -43,6 +45,7 @@ pub use cluster::{Backup, Cluster};
 pub use forms::{Answer, Form, Lock, Scope, Target, answer, literal};
 pub use machine::{Dir, Stopped, as_server_user, program, run, signal, stop_process};
 pub use pooler::Pooler;
+pub use random::Random;
 pub use session::{Rows, Running, Server, Session, SqlError};
 pub use wire::{Reply, Wire};
 

@@ -271,6 +271,18 @@ impl Session {
         });
     }
 
+    /// That a session holds nothing of the server's that VACUUM or CREATE INDEX CONCURRENTLY would wait for.
+    #[track_caller]
+    pub fn holds_no_snapshot(&mut self, pid: i32, what: &str) {
+        assert_eq!(
+            self.text(&format!(
+                "select concat_ws(' ', 'xmin', backend_xmin, 'xid', backend_xid) from pg_stat_activity where pid = {pid}"
+            )),
+            "xmin xid",
+            "{what}"
+        );
+    }
+
     /// How many advisory locks, ours and native ones, the lock manager has for a session.
     #[track_caller]
     pub fn locks_of(&mut self, pid: i32) -> i64 {

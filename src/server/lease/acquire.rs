@@ -16,6 +16,7 @@ use crate::server::session::{self, Touch};
 use crate::server::snapshot::{self, RowsKept};
 use crate::server::{activity, clock, ffi, latch, who};
 use std::time::{Duration, Instant};
+
 /// When to try again where nobody can say when the lease is free: 100 ms.
 const RETRY_AFTER: i64 = 100_000;
 /// The first in the queue looks after so many microseconds although nobody has waked it: 1 s.

@@ -14,9 +14,9 @@ use crate::server::report::Problem;
 use crate::server::session::{self, Touch};
 use crate::server::{clock, who};
 use std::time::{Duration, Instant};
+
 /// A renewal that has taken so long has waited for another transaction.
 const LATE: Duration = Duration::from_millis(100);
-
 /// After so long a guard looks again whether its lease is held.
 const A_MOMENT: Wait = Wait::Millis(100);
 
@@ -117,13 +117,15 @@ impl Lease<'_> {
     pub fn guard(&self, token: i64) -> Result<(), Problem> {
         session::check_not_parallel()?;
         self.check_not_in_recovery("guard")?;
-        session::touch_lease(self.key, Touch::Grant);
+        // Even one that fails may be in the way of a try, for a moment.
+        session::touch_lease(self.key, Touch::Prolong);
         self.share(token, self.tag(), Mode::IntentShare)?;
         let row = self.guarded(token)?;
         if row.grant.permits > 1 {
             self.share(token, self.permit_tag(row.grant.slot), Mode::Share)?;
             self.guarded(token)?;
         }
+        session::touch_lease(self.key, Touch::Grant);
         Ok(())
     }
 

@@ -75,6 +75,7 @@ impl Lease<'_> {
         Ok(())
     }
 
+    /// Deletes the orders about a grant that has ended.
     pub(super) fn clear_orders(&self, token: i64, orders: &[Row]) -> Result<(), Problem> {
         for order in orders.iter().filter(|order| order.for_token == Some(token)) {
             table::delete(&self.tables, order, Others::Skip)?;
