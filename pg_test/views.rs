@@ -4,6 +4,8 @@ use super::support::{
     Answer, Cluster, Form, Rows, Running, Server, Session, SqlError, answer, as_server_user, literal, run, unique,
     unique_ident, until,
 };
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -559,11 +561,15 @@ fn a_prepared_transactions_lock_is_shown_with_its_gid() {
 fn looking_while_others_lock_and_unlock() {
     let server = Server::shared();
     let stem = unique("views");
+    let done = Arc::new(AtomicBool::new(false));
     let workers: Vec<_> = (0..4)
         .map(|worker| {
-            let stem = stem.clone();
+            let (stem, done) = (stem.clone(), done.clone());
             server.session(&format!("{stem} {worker}")).spawn(move |session| {
-                for round in 0..150 {
+                for round in 0.. {
+                    if done.load(Ordering::Relaxed) {
+                        break;
+                    }
                     session.run(&format!(
                         "begin; select named_xact_lock('{stem} {worker} x{round}'), named_lock('{stem} {worker} s{round}'); \
                          commit; select named_unlock('{stem} {worker} s{round}')"
@@ -573,8 +579,9 @@ fn looking_while_others_lock_and_unlock() {
         })
         .collect();
     let mut watch = server.session("watch");
-    let mut looks = 0;
-    while workers.iter().any(|worker| !worker.finished()) {
+    let mut seen = 0;
+    while seen < 200 {
+        assert!(!workers.iter().any(Running::finished), "a worker has failed");
         for row in watch.run(&format!(
             "select h.name, h.application_name, h.kind, h.pid, \
                     (select (k.classid, k.objid, k.objsubid) = (h.classid, h.objid, h.objsubid) \
@@ -584,10 +591,10 @@ fn looking_while_others_lock_and_unlock() {
             let (name, application) = (row.get(0).expect("a name"), row.get(1).expect("one"));
             assert!(name.starts_with(application), "{row:?}");
             assert_eq!(row.get("by_key"), Some("t"), "{row:?}");
+            seen += 1;
         }
-        looks += 1;
     }
-    assert!(looks > 1);
+    done.store(true, Ordering::Relaxed);
     for worker in workers {
         let (session, ()) = worker.end();
         assert_eq!(watch.locks_of(session.pid), 0);
