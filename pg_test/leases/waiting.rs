@@ -686,7 +686,9 @@ impl Leaver {
             Leaves::CancelledAndCaught => {
                 watch.run(&format!("select pg_cancel_backend({pid})"));
                 until("it goes on without the lease", || {
-                    watch.flag(&format!("select wait_event = 'PgSleep' from pg_stat_activity where pid = {pid}"))
+                    watch.flag(&format!(
+                        "select exists (select from pg_stat_activity where pid = {pid} and wait_event = 'PgSleep')"
+                    ))
                 });
                 return Some(waiting);
             }
