@@ -10,6 +10,7 @@ pub mod arguments;
 pub mod callbacks;
 pub mod clock;
 pub mod databases;
+pub mod deadline;
 pub mod domains;
 pub mod encoding;
 pub mod ffi;

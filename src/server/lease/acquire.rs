@@ -10,12 +10,12 @@ use crate::rules::lease::{self, Grant, Term};
 use crate::rules::mode::Mode;
 use crate::rules::name::display;
 use crate::server::arguments::Varlena;
+use crate::server::deadline::Deadline;
 use crate::server::lock_manager::{self, Outcome};
 use crate::server::report::Problem;
 use crate::server::session::{self, Touch};
 use crate::server::snapshot::{self, RowsKept};
-use crate::server::{activity, clock, ffi, latch, who};
-use std::time::{Duration, Instant};
+use crate::server::{activity, clock, latch, who};
 
 /// When to try again where nobody can say when the lease is free: 100 ms.
 const RETRY_AFTER: i64 = 100_000;
@@ -362,38 +362,4 @@ fn with_tag<R>(tag: Tag, mode: Mode, work: impl FnOnce() -> Result<Option<R>, Pr
         lock_manager::release(tag, mode, Scope::Transaction);
     }
     Ok(result)
-}
-
-/// When a wait ends by itself.
-#[derive(Clone, Copy, Debug)]
-struct Deadline(Option<Instant>);
-
-impl Deadline {
-    fn of(wait: Wait) -> Self {
-        let millis = match wait {
-            Wait::Server => lock_manager::lock_timeout(),
-            Wait::Millis(millis) => millis,
-            Wait::Limited(millis) => millis.max(1),
-            Wait::Try | Wait::Forever => 0,
-        };
-        Self((millis > 0).then(|| Instant::now() + Duration::from_millis(millis as u64)))
-    }
-
-    /// In microseconds; None when it has passed.
-    fn micros_left(self) -> Option<i64> {
-        let Some(deadline) = self.0 else { return Some(i64::MAX) };
-        let left = deadline.saturating_duration_since(Instant::now()).as_micros() as i64;
-        (left > 0).then_some(left)
-    }
-
-    /// What is left as a wait for a lock.
-    fn left(self) -> Option<Wait> {
-        let left = self.micros_left()?;
-        Some(if self.0.is_none() { Wait::Forever } else { Wait::Millis((left as u64).div_ceil(1_000) as i32) })
-    }
-
-    /// By the server's clock, in microseconds.
-    fn at(self) -> Option<i64> {
-        self.0.and_then(|_| Some(ffi::now() + self.micros_left()?))
-    }
 }

@@ -3,16 +3,6 @@
 //! The order of things in [`acquire`] is the heart of it: check, enter in the ledger and publish, ask the lock manager,
 //! and then settle or withdraw. No borrow of the state is held while the lock manager may wait.
 
-use super::callbacks;
-use super::ffi;
-use super::hold_limit;
-use super::lock_manager::{self, Outcome};
-use super::lock_table;
-use super::process_local::ProcessLocal;
-use super::registry::{Registry, WaitForLease};
-use super::report::{self, Problem};
-use super::settings::{self, SessionLocks};
-use super::who;
 use crate::rules::error::{Error, Waited};
 use crate::rules::holds::{Ledger, Limit, Owner, Place, Scope, StatementId};
 use crate::rules::interval::Wait;
@@ -20,6 +10,16 @@ use crate::rules::key::{Space, Tag};
 use crate::rules::lease::Bound;
 use crate::rules::mode::Mode;
 use crate::rules::name::{Name, display, domain_of};
+use crate::server::callbacks;
+use crate::server::ffi;
+use crate::server::hold_limit;
+use crate::server::lock_manager::{self, Outcome};
+use crate::server::lock_table;
+use crate::server::process_local::ProcessLocal;
+use crate::server::registry::{Published, Registry, WaitForLease};
+use crate::server::report::{self, Problem};
+use crate::server::settings::{self, SessionLocks};
+use crate::server::who;
 use pgrx::pg_sys;
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeSet;
@@ -89,7 +89,7 @@ pub struct Request {
 
 /// What this session holds, and where it tells others of it.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(in crate::server) struct Session {
     ledger: Ledger,
     registry: Option<Registry>,
     is_started: bool,
@@ -160,14 +160,14 @@ fn with_session<R>(work: impl FnOnce(&mut Session) -> R) -> R {
 }
 
 /// The same out of one of the server's callbacks. Without effect where a call of ours is at work: it sees to the rest.
-pub(super) fn in_callback(work: impl FnOnce(&mut Session)) {
+pub(in crate::server) fn in_callback(work: impl FnOnce(&mut Session)) {
     if SESSION.try_borrow_mut().is_ok() {
         with_session(work);
     }
 }
 
 /// Which lock was held for too long, if the session ends for that. For the error that ends it.
-pub(super) fn overrun() -> Option<String> {
+pub(in crate::server) fn overrun() -> Option<String> {
     SESSION.try_borrow_mut().ok()?.overrun()
 }
 
@@ -326,7 +326,7 @@ pub fn extend(lock: &Lock<'_>, hold_limit: Option<i64>) -> Result<Option<i64>, P
 }
 
 /// The registry's contents, for the views; all about one lock, or (None) everything.
-pub fn published(only: Option<Tag>) -> Vec<super::registry::Published> {
+pub fn published(only: Option<Tag>) -> Vec<Published> {
     with_session(|session| {
         session.start();
         session.registry.as_ref().map(|registry| registry.read(only)).unwrap_or_default()
@@ -741,7 +741,7 @@ impl Session {
     }
 
     /// A subtransaction has committed.
-    pub(super) fn on_subcommit(&mut self, subtransaction: u32, parent: u32) {
+    pub(in crate::server) fn on_subcommit(&mut self, subtransaction: u32, parent: u32) {
         self.ledger.commit_subtransaction(subtransaction, parent);
         if self.leases.changed_in.remove(&subtransaction) {
             self.leases.changed_in.insert(parent);
@@ -749,13 +749,13 @@ impl Session {
     }
 
     /// A subtransaction is aborting: the lock manager still has its locks, so they are published until it has not.
-    pub(super) fn on_subabort(&mut self, subtransaction: u32) {
+    pub(in crate::server) fn on_subabort(&mut self, subtransaction: u32) {
         self.struck.extend(self.ledger.abort_subtransaction(subtransaction));
         self.leases.changed_in.remove(&subtransaction);
     }
 
     /// Some resource owner has given up its locks; at the end of the transaction, all of them.
-    pub(super) fn on_locks_released(&mut self, is_commit: bool, is_top_level: bool) {
+    pub(in crate::server) fn on_locks_released(&mut self, is_commit: bool, is_top_level: bool) {
         let mut places = std::mem::take(&mut self.struck);
         self.wake_touched(is_commit, is_top_level);
         if is_top_level {
@@ -784,7 +784,7 @@ impl Session {
     }
 
     /// The transaction is about to be prepared: its locks will go to nobody's session.
-    pub(super) fn on_prepare(&mut self) -> Result<(), Problem> {
+    pub(in crate::server) fn on_prepare(&mut self) -> Result<(), Problem> {
         if !self.leases.changed_in.is_empty() {
             return Err(Error::PreparedLease.into());
         }
@@ -807,7 +807,7 @@ impl Session {
     }
 
     /// The process ends.
-    pub(super) fn on_exit(&mut self) {
+    pub(in crate::server) fn on_exit(&mut self) {
         if let Some(overrun) = self.overrun() {
             report::log(&format!("session ended: {overrun}"));
         }
