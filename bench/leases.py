@@ -33,8 +33,7 @@ CREATE TABLE hand_lease (
 """
 
 # pgbench keeps a client's token from one transaction to the next; 0 until it has one.
-NO_TOKEN = ("--define=token=0",)
-FIRST = "\\if :token = 0\n{}\\endif\n"
+NO_TOKEN = ("--define=token=0", "--define=by_hand=0")
 
 ACQUIRE = {
     NATIVE: """
@@ -43,22 +42,28 @@ values ('bench:' || :client_id, nextval('hand_token'), 'bench', clock_timestamp(
 on conflict (name) do update
 set token = excluded.token, owner = excluded.owner, expires_at = excluded.expires_at
 where held.expires_at < clock_timestamp()
-returning token \\gset
+returning token as by_hand \\gset
 """,
     NAMED: "select token from lease_acquire('bench:' || :client_id, '1 h', owner => 'bench') \\gset\n",
 }
 RELEASE = {
-    NATIVE: "delete from hand_lease where name = 'bench:' || :client_id and token = :token;\n",
+    NATIVE: "delete from hand_lease where name = 'bench:' || :client_id and token = :by_hand;\n",
     NAMED: "select lease_release('bench:' || :client_id, :token);\n",
 }
+# What a client does once.
+FIRST = {
+    NATIVE: f"\\if :by_hand = 0\n{ACQUIRE[NATIVE]}\\endif\n",
+    NAMED: f"\\if :token = 0\n{ACQUIRE[NAMED]}\\endif\n",
+}
+# An UPDATE without RETURNING tells how many rows there were; a renewal without columns, by its error, that it is lost.
 RENEW = {
     NATIVE: "update hand_lease set expires_at = clock_timestamp() + '1 h' where name = 'bench:' || :client_id;\n",
-    NAMED: "select * from lease_renew('bench:' || :client_id, :token);\n",
+    NAMED: "select from lease_renew('bench:' || :client_id, :token);\n",
 }
 # A name without a colon: pgbench would take what follows it for a variable.
 TRY = {
     NATIVE: "select token, owner, expires_at from hand_lease where name = 'held';\n",
-    NAMED: "select * from lease_acquire('held', '1 h');\n",
+    NAMED: "select token, holder, expires_at from lease_acquire('held', '1 h');\n",
 }
 GUARD = {
     NATIVE: "select pg_advisory_xact_lock_shared(hashtextextended('bench:' || :client_id, 0));\n",
@@ -82,13 +87,13 @@ CONTESTS = (
     ),
     Contest(
         "renew (by hand: UPDATE)",
-        {side: FIRST.format(ACQUIRE[side]) + RENEW[side] for side in (NATIVE, NAMED)},
+        {side: FIRST[side] + RENEW[side] for side in (NATIVE, NAMED)},
         0.95,
     ),
     Contest("refused try (by hand: SELECT)", TRY, 0.8),
     Contest(
         "guard (by hand: pg_advisory_xact_lock_shared)",
-        {side: FIRST.format(ACQUIRE[side]) + GUARD[side] for side in (NATIVE, NAMED)},
+        {side: FIRST[side] + GUARD[side] for side in (NATIVE, NAMED)},
         0.85,
     ),
 )
@@ -115,7 +120,8 @@ def title(bench: Bench) -> str:
     effort = bench.effort
     return (
         f"Leases, durable, each client its own, beside statements by hand (under native): pgbench -M prepared, "
-        f"{effort.wire_rounds} rounds of native, named, named, native, {effort.wire_seconds:g} s each"
+        f"{effort.wire_rounds} rounds; 1 client: both mixed, {effort.wire_seconds * 4:g} s each; 16 clients: native, "
+        f"named, named, native, {effort.wire_seconds:g} s each"
     )
 
 
@@ -136,7 +142,11 @@ def measure(bench: Bench) -> Iterator[Row]:
 
         for contest in CONTESTS:
             for clients in CLIENTS:
-                pairs = wire.throughput(bench, contest.scripts.__getitem__, clients, NO_TOKEN, clear)
+                script = contest.scripts.__getitem__
+                if clients == 1:
+                    pairs = wire.mixed(bench, script, NO_TOKEN, clear)
+                else:
+                    pairs = wire.throughput(bench, script, clients, NO_TOKEN, clear)
                 what = f"{contest.what}: {clients} client{'s' * (clients > 1)}"
                 yield compared(what, "tx/s", pairs, Target(">=", contest.least))
         native, named = (ids_assigned(bench, conn, TRY[side]) for side in (NATIVE, NAMED))
@@ -147,7 +157,7 @@ def measure(bench: Bench) -> Iterator[Row]:
 def ids_assigned(bench: Bench, conn: psycopg.Connection, script: str) -> int:
     """How many transaction ids the whole server has assigned while a script ran."""
     before = next_id(conn)
-    wire.pgbench(bench.server, script, 1, REFUSED)
+    wire.pgbench(bench.server, [script], 1, REFUSED)
     return next_id(conn) - before
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import statistics
 import subprocess
 import tempfile
 from contextlib import closing
@@ -11,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common import NATIVE, Bench, Figures, Pairs, Side, execute, in_turn, seconds_of
+from common import NAMED, NATIVE, Bench, Figures, Pairs, Side, execute, in_turn, seconds_of
 from table import Row, Target, compared
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def throughput(
 
     def run(side: Side, transactions: int) -> Figures:
         before()
-        return (pgbench(bench.server, script(side), clients, transactions, options),)
+        return (pgbench(bench.server, [script(side)], clients, transactions, options),)
 
     least = min(WARM_UP, MOST_WARM_UP // clients)
     (rate,) = run(NATIVE, least)
@@ -76,13 +77,48 @@ def throughput(
     return pairs
 
 
-def pgbench(server: Server, script: str, clients: int, transactions: int, options: Sequence[str] = ()) -> float:
-    """Run a script `transactions` times by each client; transactions per second, without the time to connect."""
+def mixed(
+    bench: Bench,
+    script: Callable[[Side], str],
+    options: Sequence[str] = (),
+    before: Callable[[], None] = lambda: None,
+) -> Pairs:
+    """The same with one client, which runs the one side's script or the other's, by chance, transaction by transaction.
+
+    What drifts from one run to the next, a disk above all, falls on both. The rate is one over the mean time.
+    """
+    sides = (NATIVE, NAMED)
+
+    def run(transactions: int) -> list[float]:
+        before()
+        with tempfile.TemporaryDirectory(prefix="named_locks-") as folder:
+            log = ("--log", f"--log-prefix={folder}/log")
+            pgbench(bench.server, [script(side) for side in sides], 1, transactions, (*options, *log))
+            lines = [line.split() for path in Path(folder).glob("log*") for line in path.read_text().splitlines()]
+        times: tuple[list[int], ...] = ([], [])
+        for _, _, microseconds, number, *_ in lines:
+            times[int(number)].append(int(microseconds))
+        return [1e6 / statistics.fmean(taken) for taken in times]
+
+    transactions = max(WARM_UP, round(statistics.fmean(run(WARM_UP)) * bench.effort.wire_seconds * 4))
+    rates = [run(transactions) for _ in range(bench.effort.wire_rounds)]
+    return Pairs([native for native, _ in rates], [named for _, named in rates])
+
+
+def pgbench(
+    server: Server, scripts: Sequence[str], clients: int, transactions: int, options: Sequence[str] = ()
+) -> float:
+    """Run a script `transactions` times by each client; transactions per second, without the time to connect.
+
+    Of several scripts, each client runs any each time.
+    """
     threads = min(clients, os.cpu_count() or 1)
     with tempfile.TemporaryDirectory(prefix="named_locks-") as folder:
-        path = Path(folder) / "script.sql"
-        path.write_text(script)
-        command = [str(server.bindir / "pgbench"), "--no-vacuum", "--protocol=prepared", f"--file={path}", *options]
+        paths = [Path(folder) / f"script{number}.sql" for number in range(len(scripts))]
+        for path, script in zip(paths, scripts):
+            path.write_text(script)
+        files = [f"--file={path}" for path in paths]
+        command = [str(server.bindir / "pgbench"), "--no-vacuum", "--protocol=prepared", *files, *options]
         size = [f"--client={clients}", f"--jobs={threads}", f"--transactions={transactions}", server.conninfo]
         done = subprocess.run(command + size, check=False, capture_output=True, text=True, timeout=LIMIT_SECONDS)
     rate = re.search(r"^tps = ([0-9.]+) \(without initial connection time\)", done.stdout, re.MULTILINE)

@@ -51,9 +51,10 @@ COMMENT ON COLUMN lease.requested IS 'of an order, the reason for which somebody
 COMMENT ON COLUMN lease.payload IS 'what the holder wants others to know';
 COMMENT ON COLUMN lease.for_token IS 'of an order, the token of the grant that it is about';
 
--- epoch << 42 | counter. A sequence is not transactional: a token is used up even if its grant is rolled back.
-CREATE SEQUENCE lease_token CACHE 1;
-COMMENT ON SEQUENCE lease_token IS 'the last fencing token';
+-- epoch << 42 | counter. A sequence is not transactional: a token is used up even if its grant is rolled back. Each draw
+-- is for as many tokens as the increment says, which is the library's.
+CREATE SEQUENCE lease_token INCREMENT 64 CACHE 1;
+COMMENT ON SEQUENCE lease_token IS 'the first of the fencing tokens drawn last';
 -- Where the server's timeline is another one, tokens were handed out that this server does not know of.
 CREATE SEQUENCE lease_timeline MINVALUE 0 START 0 CACHE 1;
 COMMENT ON SEQUENCE lease_timeline IS 'the timeline on which the last fencing token was drawn';

@@ -221,7 +221,7 @@ fn c46_drop_extension_by_the_holder_itself_and_undone() {
     assert!(!check(&mut a, "open", open));
     assert!(!check(&mut a, "k", token));
     let new = take(&mut a, "k", "1 hour", ", bound => true");
-    assert!(new > open);
+    assert!(new > open, "{new} after {open}");
     a.run("commit");
     assert!(check(&mut a, "k", new));
     let mut b = database.session("c46 b");

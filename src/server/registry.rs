@@ -10,7 +10,8 @@
 //! a slot in blocks beside them. All pieces are small enough for the area's pools: of larger ones it never gives a whole
 //! segment back to the operating system.
 //!
-//! Who waits for a lease is here too, for the views and for those who wake the next in its queue.
+//! Who waits for a lease is here too, for the views and for those who wake the next in its queue; and fencing tokens that
+//! were drawn and not yet handed out.
 
 use super::ffi;
 use super::latch;
@@ -20,16 +21,17 @@ use crate::rules::holds::{Hold, IDLE_PLACES, Place, Scope};
 use crate::rules::key::Tag;
 use crate::rules::mode::Mode;
 use crate::rules::name::MAX_NAME_BYTES;
+use crate::rules::token::Stock;
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
 /// With the version of the layout: change it with any of the structs below.
-const CONTROL_NAME: &CStr = c"named_locks/2";
+const CONTROL_NAME: &CStr = c"named_locks/3";
 /// Frozen: asking for another size under a name already taken is an error.
 const CONTROL_SIZE: usize = 128;
-const CONTROL_MAGIC: u32 = 0x6E6C_0002;
+const CONTROL_MAGIC: u32 = 0x6E6C_0003;
 const TRANCHE_NAME: &CStr = c"named_locks";
 
 /// How many slots a chunk has.
@@ -68,6 +70,21 @@ struct Directory {
     prepared_limit: u32,
     /// How many processes wait for leases, as the first in a queue or behind it.
     lease_waiters: AtomicU32,
+    /// Guards the fencing tokens in stock.
+    tokens_lock: pg_sys::LWLock,
+    /// One for each database that has leases, as far as there are so many.
+    tokens: [TokensInStock; TOKEN_STOCKS],
+}
+
+const TOKEN_STOCKS: usize = 64;
+
+/// Fencing tokens drawn from a sequence, of a database.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct TokensInStock {
+    database: u32,
+    sequence: u32,
+    stock: Stock,
 }
 
 /// One process's part.
@@ -367,6 +384,27 @@ impl Registry {
         if entry.lease_state.swap(NOT_WAITING, Ordering::Relaxed) != NOT_WAITING {
             directory.lease_waiters.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+
+    /// Works on the fencing tokens that were drawn from a sequence. Where there are more databases than places, some find
+    /// theirs gone, which only costs draws.
+    pub fn with_tokens<R>(&self, database: u32, sequence: u32, work: impl FnOnce(&mut Stock) -> R) -> Option<R> {
+        let mut result = None;
+        // SAFETY: the directory is there as long as the server; under its lock.
+        unsafe {
+            with_lock(&raw const (*self.directory).tokens_lock, pg_sys::LWLockMode::LW_EXCLUSIVE, || {
+                let all = &mut (*self.directory).tokens;
+                let find = |owner| all.iter().position(|tokens| (tokens.database, tokens.sequence) == owner);
+                let known = find((database, sequence));
+                let place = known.or_else(|| find((0, 0))).unwrap_or((database ^ sequence) as usize % TOKEN_STOCKS);
+                if known.is_none() {
+                    all[place] = TokensInStock { database, sequence, stock: Stock::default() };
+                }
+                result = Some(work(&mut all[place].stock));
+                Some(())
+            });
+        }
+        result
     }
 
     fn has_lease_waiters(&self) -> bool {
@@ -772,6 +810,7 @@ unsafe fn make_directory(area: *mut pg_sys::dsa_area, tranche: i32) -> pg_sys::d
         let pointer = ffi::dsa_allocate_extended(area, size, pg_sys::DSA_ALLOC_ZERO as i32);
         let directory = ffi::dsa_get_address(area, pointer).cast::<Directory>();
         ffi::LWLockInitialize(&raw mut (*directory).prepared_lock, tranche);
+        ffi::LWLockInitialize(&raw mut (*directory).tokens_lock, tranche);
         (*directory).prepared_limit = MIN_PREPARED_LIMIT;
         for number in 0..processes {
             ffi::LWLockInitialize(&raw mut (*entries(directory).add(number)).lock, tranche);

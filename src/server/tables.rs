@@ -28,21 +28,22 @@ impl Tables {
     /// # Errors
     /// [`Error::Tables`] where there are none.
     pub fn beside(fcinfo: pg_sys::FunctionCallInfo) -> Result<Self, Problem> {
-        // SAFETY: the server's call information; looks the function up in the server's cache.
-        let schema = unsafe { try_block(|| ffi::get_func_namespace((*(*fcinfo).flinfo).fn_oid)) }?;
-        match KNOWN.get() {
-            Some((known, tables)) if known == schema => Ok(tables),
-            _ => Self::look_up(schema),
+        // SAFETY: the server's call information.
+        let function = unsafe { (*(*fcinfo).flinfo).fn_oid };
+        match known(function).get() {
+            Some((known, tables)) if known == function => Ok(tables),
+            _ => Self::look_up(function),
         }
     }
 
     #[cold]
-    fn look_up(schema: pg_sys::Oid) -> Result<Self, Problem> {
+    fn look_up(function: pg_sys::Oid) -> Result<Self, Problem> {
         watch_catalogue();
         let changes = CATALOGUE_CHANGES.get();
-        // SAFETY: looks names up in the server's cache.
+        // SAFETY: looks the function and names up in the server's caches.
         let tables = unsafe {
             try_block(|| {
+                let schema = ffi::get_func_namespace(function);
                 let find = |name: &CStr| ffi::get_relname_relid(name.as_ptr(), schema);
                 Self {
                     lease: find(c"lease"),
@@ -57,15 +58,24 @@ impl Tables {
             return Err(Error::Tables.into());
         }
         if CATALOGUE_CHANGES.get() == changes {
-            KNOWN.set(Some((schema, tables)));
+            known(function).set(Some((function, tables)));
         }
         Ok(tables)
     }
 }
 
-/// The tables looked up last, and in which schema; forgotten when a relation's name may have come to mean another.
-static KNOWN: ProcessLocal<Cell<Option<(pg_sys::Oid, Tables)>>> = ProcessLocal::cell(None);
+/// The tables beside the functions called last; forgotten when a relation's name may have come to mean another.
+static KNOWN: ProcessLocal<Cell<[Known; KNOWN_FUNCTIONS]>> = ProcessLocal::cell([None; KNOWN_FUNCTIONS]);
 static CATALOGUE_CHANGES: ProcessLocal<Cell<u64>> = ProcessLocal::cell(0);
+
+type Known = Option<(pg_sys::Oid, Tables)>;
+/// The functions of one schema have their OIDs in a row.
+const KNOWN_FUNCTIONS: usize = 16;
+
+fn known(function: pg_sys::Oid) -> &'static Cell<Known> {
+    let all: &Cell<[Known]> = &*KNOWN;
+    &all.as_slice_of_cells()[function.to_u32() as usize % KNOWN_FUNCTIONS]
+}
 
 fn watch_catalogue() {
     static IS_WATCHED: ProcessLocal<Cell<bool>> = ProcessLocal::cell(false);
@@ -78,6 +88,6 @@ fn watch_catalogue() {
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn on_catalogue_change(_argument: pg_sys::Datum, _cache: i32, _hash: u32) {
-    KNOWN.set(None);
+    KNOWN.set([None; KNOWN_FUNCTIONS]);
     CATALOGUE_CHANGES.set(CATALOGUE_CHANGES.get() + 1);
 }

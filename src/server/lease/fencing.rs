@@ -4,11 +4,12 @@ use crate::rules::holds::Scope;
 use crate::rules::interval::Wait;
 use crate::rules::key::Tag;
 use crate::rules::mode::Mode;
-use crate::rules::token;
+use crate::rules::token::{self, Stock};
 use crate::server::ffi;
 use crate::server::lock_manager::{self, Outcome};
 use crate::server::process_local::ProcessLocal;
 use crate::server::report::Problem;
+use crate::server::session;
 use crate::server::tables::Tables;
 use crate::server::try_block::{ServerError, try_block};
 use pgrx::pg_sys;
@@ -18,42 +19,106 @@ use std::cell::Cell;
 /// timeline as long as it runs.
 static ON_TIMELINE: ProcessLocal<Cell<pg_sys::Oid>> = ProcessLocal::cell(pg_sys::InvalidOid);
 
-/// A token higher than any that was ever drawn, safe on disk as used.
+/// A token higher than any that was ever handed out, safe on disk as used.
+///
+/// A draw from the sequence costs a flush of the WAL that whoever draws meanwhile would wait for too. So one draw is for
+/// many tokens, kept in shared memory; and the next is made while half of them are left.
 ///
 /// # Errors
 /// The server's.
 pub fn draw(tables: &Tables) -> Result<i64, Problem> {
     // Before the draw: whoever records the timeline has raised the sequence before.
-    let is_on_timeline = is_on_timeline(tables)?;
-    let mut drawn = next(tables)?;
-    if !is_on_timeline || token::lags(drawn, ffi::now()) {
-        drawn = raise(tables)?;
+    if is_on_timeline(tables)?
+        && let Some((token, is_low)) = take(tables)?
+    {
+        if is_low {
+            restock(tables)?;
+        }
+        return Ok(token);
     }
-    flush(tables)?;
-    Ok(drawn)
+    draw_first(tables)
 }
 
-/// Raises the sequence, one session at a time, and draws from it.
+fn take(tables: &Tables) -> Result<Option<(i64, bool)>, Problem> {
+    let sequence = read_sequence(tables.token)?.last;
+    Ok(session::with_tokens(tables.token, |stock| stock.take(sequence, ffi::now())).flatten())
+}
+
+/// Where there is nothing in stock, or on another timeline.
 #[cold]
-fn raise(tables: &Tables) -> Result<i64, Problem> {
-    let gate = Tag::token_floor(ffi::my_database());
-    if lock_manager::try_acquire(gate, Mode::Exclusive, Scope::Transaction)? == Outcome::NotAvailable {
-        // Whoever has it waits for nobody.
-        lock_manager::wait(gate, Mode::Exclusive, Scope::Transaction, Wait::Forever, "the fencing tokens' sequence")?;
+fn draw_first(tables: &Tables) -> Result<i64, Problem> {
+    loop {
+        let gate = Gate::enter()?;
+        // Somebody may have come before.
+        let in_stock = if is_on_timeline(tables)? { take(tables)? } else { None };
+        if let Some((token, _)) = in_stock {
+            gate.leave();
+            return Ok(token);
+        }
+        let (drawn, is_in_stock) = draw_many(tables)?;
+        gate.leave();
+        if !is_in_stock {
+            return Ok(drawn); // no memory for a stock
+        }
     }
-    let drawn = next(tables)?;
+}
+
+#[cold]
+fn restock(tables: &Tables) -> Result<(), Problem> {
+    let gate = Gate::enter()?;
+    draw_many(tables)?;
+    gate.leave();
+    Ok(())
+}
+
+/// The right to move the sequence.
+struct Gate(Tag);
+
+impl Gate {
+    fn enter() -> Result<Self, Problem> {
+        let tag = Tag::token_floor(ffi::my_database());
+        if lock_manager::try_acquire(tag, Mode::Exclusive, Scope::Transaction)? == Outcome::NotAvailable {
+            // Whoever has it waits for nobody.
+            lock_manager::wait(
+                tag,
+                Mode::Exclusive,
+                Scope::Transaction,
+                Wait::Forever,
+                "the fencing tokens' sequence",
+            )?;
+        }
+        Ok(Self(tag))
+    }
+
+    /// After an error, the end of the transaction sees to it.
+    fn leave(self) {
+        lock_manager::release(self.0, Mode::Exclusive, Scope::Transaction);
+    }
+}
+
+/// With the gate: draws from the sequence, which is raised where it has to be. What was drawn goes into the stock, if there
+/// is memory for one.
+fn draw_many(tables: &Tables) -> Result<(i64, bool), Problem> {
+    let sequence = read_sequence(tables.token)?.last;
+    session::with_tokens(tables.token, |stock| stock.check(sequence));
+    let mut drawn = next_value(tables)?;
     let (stored, current) = (read_sequence(tables.timeline)?.last, i64::from(ffi::timeline()));
     let wall = ffi::now();
-    if stored != current || token::lags(drawn, wall) {
+    let floor = session::with_tokens(tables.token, |stock| stock.floor()).unwrap_or_default();
+    if stored != current || token::lags(drawn, wall) || drawn < floor {
         // In this order: if the server goes down in between, it is done once more.
-        set_sequence(tables.token, token::raised(drawn, stored, current, wall))?;
+        set_sequence(tables.token, token::raised(drawn, stored, current, wall).max(floor))?;
         if stored != current {
             set_sequence(tables.timeline, current)?;
         }
+        drawn = next_value(tables)?;
+        session::with_tokens(tables.token, Stock::clear);
     }
-    let drawn = next(tables)?;
-    lock_manager::release(gate, Mode::Exclusive, Scope::Transaction);
-    Ok(drawn)
+    // Those in stock may be handed out while this draw is made safe.
+    session::with_tokens(tables.token, |stock| stock.note(drawn));
+    make_safe(tables)?;
+    let added = session::with_tokens(tables.token, |stock| stock.add(drawn));
+    Ok((drawn, added.is_some()))
 }
 
 fn is_on_timeline(tables: &Tables) -> Result<bool, Problem> {
@@ -66,15 +131,15 @@ fn is_on_timeline(tables: &Tables) -> Result<bool, Problem> {
     Ok(true)
 }
 
-fn next(tables: &Tables) -> Result<i64, ServerError> {
+fn next_value(tables: &Tables) -> Result<i64, ServerError> {
     let sequence = tables.token;
     // SAFETY: one server call with plain arguments.
     unsafe { try_block(|| ffi::nextval_internal(sequence, false)) }
 }
 
-/// Makes sure that the sequence's state is on disk. The record of another session that has drawn ahead may not be, and is
-/// not flushed with ours; the sequence's page knows the last record.
-fn flush(tables: &Tables) -> Result<(), Problem> {
+/// Makes sure that a draw is on disk. The record of another session that has drawn ahead may not be, and is not flushed
+/// with ours; the sequence's page knows the last record.
+fn make_safe(tables: &Tables) -> Result<(), Problem> {
     let page = read_sequence(tables.token)?.page;
     // SAFETY: one server call with a position that exists.
     unsafe { try_block(|| ffi::XLogFlush(page)) }?;

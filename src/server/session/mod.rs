@@ -10,6 +10,7 @@ use crate::rules::key::{Space, Tag};
 use crate::rules::lease::Bound;
 use crate::rules::mode::Mode;
 use crate::rules::name::{Name, display, domain_of};
+use crate::rules::token::Stock;
 use crate::server::callbacks;
 use crate::server::ffi;
 use crate::server::hold_limit;
@@ -338,6 +339,14 @@ pub fn waits_for_leases() -> Vec<WaitForLease> {
     with_session(|session| {
         session.start();
         session.registry.as_ref().map(Registry::read_lease_waits).unwrap_or_default()
+    })
+}
+
+/// Works on the fencing tokens in stock of a sequence of this database; None where there is no memory for them.
+pub fn with_tokens<R>(sequence: pg_sys::Oid, work: impl FnOnce(&mut Stock) -> R) -> Option<R> {
+    with_session(|session| {
+        session.start();
+        session.registry.as_ref().and_then(|registry| registry.with_tokens(ffi::my_database(), sequence.into(), work))
     })
 }
 
