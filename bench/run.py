@@ -1,7 +1,7 @@
 """Measure named locks beside native advisory locks, on a throw-away server.
 
     run.py [--short] [PART ...]    all, or those named: wire, inside, handover, lateness, holders, leaks,
-                               leases
+                               leases, sets
 
 --short               less of everything, to see that it works
 
@@ -27,6 +27,7 @@ import inside
 import lateness
 import leaks
 import leases
+import sets
 import wire
 from common import FULL, SHORT, Bench, BenchServer, Effort, bench_server
 from server import ServerError
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from server import Server
 
-PARTS = {part.__name__: part for part in (wire, inside, handover, lateness, holders, leaks, leases)}
+PARTS = {part.__name__: part for part in (wire, inside, handover, lateness, holders, leaks, leases, sets)}
 
 
 def measure(part: ModuleType, bench: Bench) -> Section:
