@@ -84,7 +84,7 @@ pub struct Hold {
 }
 
 /// How many holds, by owner and mode.
-type TakenBySession = [[u64; Mode::ALL.len()]; Owner::OF_SESSION.len()];
+type TakenBySession = [[u32; Mode::ALL.len()]; Owner::OF_SESSION.len()];
 
 impl Hold {
     /// The lock.
@@ -158,7 +158,7 @@ impl Hold {
         let counts = if self.statement == statement { self.taken_by_statement } else { Default::default() };
         let counts = Owner::OF_SESSION.into_iter().zip(counts);
         counts
-            .flat_map(|(owner, counts)| Mode::ALL.map(|mode| (owner, mode, counts[mode as usize])))
+            .flat_map(|(owner, counts)| Mode::ALL.map(|mode| (owner, mode, counts[mode as usize].into())))
             .filter(|of| of.2 > 0)
     }
 
@@ -168,7 +168,8 @@ impl Hold {
                 self.statement = statement;
                 self.taken_by_statement = Default::default();
             }
-            self.taken_by_statement[number][mode as usize] += 1;
+            let taken = &mut self.taken_by_statement[number][mode as usize];
+            *taken = taken.saturating_add(1);
         }
         // A session's holds are given back from the last; a transaction's, and those of the ancestors of trees, have no
         // order among them.
@@ -234,6 +235,12 @@ impl Ledger {
     /// How many different locks are held.
     pub fn len(&self) -> usize {
         self.places.len()
+    }
+
+    /// Makes room for so many more locks.
+    pub fn reserve(&mut self, more: usize) {
+        self.holds.reserve(more.saturating_sub(self.free.len()));
+        self.places.reserve(more);
     }
 
     /// The place of a lock, if it is held.

@@ -252,7 +252,7 @@ pub fn release(lock: &Lock<'_>, mode: Option<Mode>, all: bool) -> Result<u64, Pr
 pub fn release_all() -> Result<u64, Problem> {
     check_not_parallel()?;
     Ok(with_session(|session| {
-        session.reconcile_all();
+        session.check_sentinel();
         let mut released = 0;
         for place in session.ledger.places() {
             if session.ledger.hold(place).tag().space() == Space::Named {

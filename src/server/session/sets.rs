@@ -160,6 +160,7 @@ impl Session {
         let limit = settings::max_locks_per_session();
         self.start();
         if self.ledger.len() + parts.len() <= limit {
+            self.ledger.reserve(parts.len());
             return Ok(());
         }
         self.reconcile_all();
