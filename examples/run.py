@@ -1,6 +1,6 @@
 """Play the situations one after the other on a throw-away server, and check that each went as it should.
 
-    run.py [SITUATION ...]    all, or those named: daily_report, leader, create_user, migrate, who_holds_it,
+    run.py [SITUATION ...]    all, or those named: daily_report, leader, create_user, migrate, who_holds_it, job_queue,
                               reconnect, paused_holder, leader_lease
 
 NAMED_LOCKS_PG_BIN    the folder with initdb and postgres, of a server in which the extension is installed
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import create_user
 import daily_report
+import job_queue
 import leader
 import leader_lease
 import migrate
@@ -39,6 +40,7 @@ SITUATIONS = {
         create_user,
         migrate,
         who_holds_it,
+        job_queue,
         reconnect,
         paused_holder,
         leader_lease,

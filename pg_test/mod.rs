@@ -42,6 +42,8 @@ mod names;
 #[cfg(test)]
 mod pools;
 #[cfg(test)]
+mod sets;
+#[cfg(test)]
 mod size;
 #[cfg(test)]
 mod standby;
@@ -53,6 +55,8 @@ mod tokens;
 mod torture;
 #[cfg(test)]
 mod transactions;
+#[cfg(test)]
+mod trees;
 #[cfg(test)]
 mod upgrade;
 #[cfg(test)]

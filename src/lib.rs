@@ -15,6 +15,8 @@ pgrx::pg_module_magic!(name, version);
 
 pgrx::extension_sql_file!("../sql/types.sql", name = "types", bootstrap);
 pgrx::extension_sql_file!("../sql/named_locks.sql", name = "named_locks", requires = ["types"]);
+pgrx::extension_sql_file!("../sql/sets.sql", name = "sets", requires = ["types"]);
+pgrx::extension_sql_file!("../sql/trees.sql", name = "trees", requires = ["types"]);
 pgrx::extension_sql_file!("../sql/native_locks.sql", name = "native_locks", requires = ["types"]);
 pgrx::extension_sql_file!("../sql/domains.sql", name = "domains", requires = ["types"]);
 pgrx::extension_sql_file!("../sql/leases.sql", name = "leases", requires = ["types"]);

@@ -4,11 +4,14 @@ use crate::rules::error::Error;
 use crate::rules::holds::Scope;
 use crate::rules::interval::{Interval, Wait, hold_limit_micros};
 use crate::rules::mode::Mode;
-use crate::rules::name::Name;
+use crate::rules::name::{MAX_NAMES, Name};
+use crate::rules::tree::Path;
+use crate::server::arguments::Texts;
 use crate::server::domains;
 use crate::server::lock_manager::lock_timeout;
 use crate::server::report::Problem;
-use crate::server::session::{Lock, Request};
+use crate::server::session::sets::Part;
+use crate::server::session::{self, Lock, Request};
 use crate::server::tables::Tables;
 use pgrx::pg_sys;
 
@@ -21,6 +24,50 @@ pub fn required<T>(argument: &'static str, value: Option<T>) -> Result<T, Proble
 pub fn named<'a>(name: Option<&'a [u8]>, cluster_wide: Option<bool>) -> Result<Lock<'a>, Problem> {
     let name = Name::new(required("name", name)?)?;
     Ok(Lock::named(name, required("cluster_wide", cluster_wide)?))
+}
+
+/// The locks of a set of names, in the array's order.
+pub fn set<'a>(names: Option<Texts<'a>>, scope: Scope, mode: Option<Mode>) -> Result<Vec<Part<'a>>, Problem> {
+    let names = required("names", names)?;
+    let mode = required("mode", mode)?;
+    if names.len() > MAX_NAMES {
+        return Err(Error::TooManyNames { most: MAX_NAMES }.into());
+    }
+    let owner = session::owner(scope);
+    let mut parts = Vec::with_capacity(names.len());
+    for name in names.iter() {
+        let name = Name::new(required("an element of names", name)?)?;
+        parts.push(Part { lock: Lock::named(name, false), mode, owner, hold_limit: None });
+    }
+    Ok(parts)
+}
+
+/// A tree's path.
+pub fn path<'a>(path: Option<&'a [u8]>) -> Result<Path<'a>, Problem> {
+    Ok(Path::new(required("path", path)?)?)
+}
+
+/// How long a call may wait for several named locks by the rules for their domains; session holds get their limits.
+pub fn by_rules(fcinfo: pg_sys::FunctionCallInfo, parts: &mut [Part<'_>], mut wait: Wait) -> Result<Wait, Problem> {
+    if domains::there_are_none()? {
+        return Ok(wait);
+    }
+    let mut last = None;
+    for part in parts {
+        let lock = part.lock;
+        let rule = match last {
+            Some((domain, rule)) if domain == lock.domain() => rule,
+            _ => domains::rule(|| Tables::beside(fcinfo), lock.domain(), || lock.describe())?,
+        };
+        last = Some((lock.domain(), rule));
+        if let Some(rule) = rule {
+            wait = rule.cap(wait, lock_timeout());
+            if part.owner.scope() == Scope::Session {
+                part.hold_limit = rule.hold_limit(None, || lock.describe())?;
+            }
+        }
+    }
+    Ok(wait)
 }
 
 /// How a named lock may be asked for by the rule for its domain.

@@ -5,4 +5,6 @@ mod domains;
 mod leases;
 mod named;
 mod native;
+mod sets;
+mod trees;
 mod views;

@@ -1,11 +1,11 @@
 //! Named locks. Arguments in the order of `sql/named_locks.sql`.
 
-use super::arguments::{by_rule, named, request, required};
+use super::arguments::{by_rule, by_rules, named, request, required};
 use crate::rules::holds::Scope;
 use crate::rules::mode::Mode;
 use crate::server::arguments::{Arguments, Row, timestamp};
 use crate::server::report::{Problem, answer};
-use crate::server::session::{self, Lock, Request};
+use crate::server::session::{self, Lock, Request, trees};
 use crate::server::snapshot;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
@@ -85,7 +85,13 @@ fn named_lock_convert(fcinfo: pg_sys::FunctionCallInfo) -> bool {
     answer(named(args.text(0), args.boolean(3)).and_then(|lock| {
         let request = request(Scope::Session, args.interval(2), args.mode(1)?, None)?;
         let request = by_rule(fcinfo, &lock, request)?;
-        session::convert(&lock, request.mode, request.wait)
+        match trees::parts_to_convert(&lock, request.mode) {
+            Some(mut parts) => {
+                let wait = by_rules(fcinfo, &mut parts, request.wait)?;
+                trees::convert(&parts, wait)
+            }
+            None => session::convert(&lock, request.mode, request.wait),
+        }
     }))
 }
 

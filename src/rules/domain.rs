@@ -21,6 +21,7 @@ impl Rule {
         match wait {
             Wait::Server if (1..=max_wait).contains(&lock_timeout) => Wait::Server,
             Wait::Server => Wait::Limited(max_wait),
+            Wait::Limited(millis) => Wait::Limited(millis.min(max_wait)),
             Wait::Millis(millis) if millis <= max_wait => wait,
             Wait::Millis(_) | Wait::Forever if max_wait > 0 => Wait::Millis(max_wait),
             _ => Wait::Try,
@@ -70,6 +71,12 @@ mod tests {
         ] {
             assert_eq!(rule.cap(asked, lock_timeout), allowed, "{asked:?}");
             assert_eq!(Rule::default().cap(asked, lock_timeout), asked);
+        }
+        // By the rules for several domains: the shortest.
+        let longer = Rule { max_wait: Some(600), ..Rule::default() };
+        for asked in [Wait::Server, Wait::Forever, Wait::Millis(700), Wait::Try] {
+            assert_eq!(rule.cap(longer.cap(asked, 0), 0), rule.cap(asked, 0), "{asked:?}");
+            assert_eq!(longer.cap(rule.cap(asked, 0), 0), rule.cap(asked, 0), "{asked:?}");
         }
         let no_wait = Rule { max_wait: Some(0), ..Rule::default() };
         assert_eq!(no_wait.cap(Wait::Millis(1), 0), Wait::Try);

@@ -4,6 +4,7 @@ use super::interval::Wait;
 use super::key::MAX_PERMITS;
 use super::mode::Mode;
 use super::name::MAX_NAME_BYTES;
+use super::tree::MAX_PARTS;
 
 /// At most so many holders or holds are listed in an error's DETAIL.
 const MAX_LISTED: usize = 5;
@@ -46,6 +47,16 @@ pub enum Error {
     HeldByTransaction { lock: String },
     #[error("cannot convert {lock}: the session holds it {holds} times")]
     NotOneHold { lock: String, holds: u64 },
+    #[error("{lock} is held by trees of this session, not by itself")]
+    HeldByTree { lock: String },
+    #[error("too many names in one call: more than {most}")]
+    TooManyNames { most: usize },
+    #[error("max_locks must be at least 1")]
+    MaxLocks,
+    #[error("path \"{path}\" has an empty part")]
+    EmptyPart { path: String },
+    #[error("path has too many parts: {parts}")]
+    TooManyParts { parts: usize },
     #[error("cannot wait for {lock} without a snapshot {why}")]
     NotSnapshotFree { lock: String, why: &'static str },
     #[error("{argument} is too long: {bytes} bytes")]
@@ -223,9 +234,12 @@ impl Error {
             | Error::DomainWithColon { .. }
             | Error::MaxWait
             | Error::MaxHold
+            | Error::MaxLocks
+            | Error::EmptyPart { .. }
+            | Error::TooManyParts { .. }
             | Error::ModeNotNative { .. } => "22023",
             Error::NameTooLong { .. } | Error::TextTooLong { .. } => "22001",
-            Error::KeyClash { .. } => "54000",
+            Error::KeyClash { .. } | Error::TooManyNames { .. } => "54000",
             Error::InRecovery { .. } | Error::LeaseInRecovery { .. } | Error::LeaseReadOnly { .. } => "25006",
             Error::ParallelWorker => "25000",
             Error::SessionLocksOff { .. } | Error::PreparedLease => "0A000",
@@ -233,6 +247,7 @@ impl Error {
             Error::NotObtained { .. } | Error::LeaseNotObtained { .. } => "55P03",
             Error::NotHeld { .. }
             | Error::HeldByTransaction { .. }
+            | Error::HeldByTree { .. }
             | Error::NotOneHold { .. }
             | Error::LeaseEnded { .. }
             | Error::Tables => "55000",
@@ -269,6 +284,7 @@ impl Error {
                     None => format!("{} {own}", held_by(holders)),
                 })
             }
+            Error::TooManyParts { .. } => Some(format!("A path has at most {MAX_PARTS} parts.")),
             Error::KeyClash { other: Some(other), .. } => Some(format!("The other name is \"{other}\".")),
             Error::SessionLocksOff { .. } => Some("named_locks.session_locks is off for this role.".to_owned()),
             Error::LeaseNotObtained { holder, .. } => Some(match holder {
@@ -314,6 +330,11 @@ impl Error {
                  session."
             }
             Error::HeldByTransaction { .. } => "It is released at the end of the transaction.",
+            Error::HeldByTree { .. } => {
+                "named_unlock_tree() gives back a tree, named_lock_convert() changes its mode, by the path that was locked."
+            }
+            Error::TooManyNames { .. } => "Take one coarser lock, or fewer names at a time.",
+            Error::EmptyPart { .. } => "The parts of a path stand between single slashes: tenant/42/orders.",
             Error::NotOneHold { .. } => "A conversion needs exactly one session hold of the name.",
             Error::NotSnapshotFree { .. } => {
                 "CALL it on its own, outside a transaction block, or use the function that waits with a snapshot: \

@@ -12,6 +12,10 @@ use std::collections::HashMap;
 pub enum Owner {
     /// The session, by an unlock call or at its end.
     Session,
+    /// The same, by the call that unlocks the tree whose path this is.
+    Leaf,
+    /// The same, by the call that unlocks a tree whose path goes through this.
+    Ancestor,
     /// The (sub)transaction with this number, at its end.
     Transaction(u32),
 }
@@ -30,9 +34,17 @@ impl Owner {
     /// Which kind of owner this is.
     pub fn scope(self) -> Scope {
         match self {
-            Owner::Session => Scope::Session,
+            Owner::Session | Owner::Leaf | Owner::Ancestor => Scope::Session,
             Owner::Transaction(_) => Scope::Transaction,
         }
+    }
+
+    /// The owners of a session's holds.
+    const OF_SESSION: [Owner; 3] = [Owner::Session, Owner::Leaf, Owner::Ancestor];
+
+    /// Where a session's owner stands among them.
+    fn of_session(self) -> Option<usize> {
+        Self::OF_SESSION.iter().position(|&owner| owner == self)
     }
 }
 
@@ -68,8 +80,11 @@ pub struct Hold {
     name: Vec<u8>,
     runs: Vec<Run>,
     statement: StatementId,
-    taken_by_statement: [u64; Mode::ALL.len()],
+    taken_by_statement: TakenBySession,
 }
+
+/// How many holds, by owner and mode.
+type TakenBySession = [[u32; Mode::ALL.len()]; Owner::OF_SESSION.len()];
 
 impl Hold {
     /// The lock.
@@ -101,9 +116,28 @@ impl Hold {
             .sum()
     }
 
-    /// The mode of the session hold taken last.
-    pub fn last_session_mode(&self) -> Option<Mode> {
-        self.runs.iter().rev().find(|run| run.owner == Owner::Session).map(|run| run.mode)
+    /// The same by that owner.
+    pub fn count_by(&self, mode: Option<Mode>, owner: Owner) -> u64 {
+        self.runs
+            .iter()
+            .filter(|run| run.owner == owner && mode.is_none_or(|mode| mode == run.mode))
+            .map(|run| run.count)
+            .sum()
+    }
+
+    /// The last holds with that scope.
+    pub fn last_run(&self, scope: Scope) -> Option<Run> {
+        self.runs.iter().rev().find(|run| run.owner.scope() == scope).copied()
+    }
+
+    /// The mode of the hold by that owner that was taken last.
+    pub fn last_mode(&self, owner: Owner) -> Option<Mode> {
+        self.runs.iter().rev().find(|run| run.owner == owner).map(|run| run.mode)
+    }
+
+    /// The limit on the hold in that mode by that owner that was taken last.
+    pub fn last_limit(&self, mode: Mode, owner: Owner) -> Option<Limit> {
+        self.runs.iter().rev().find(|run| run.owner == owner && run.mode == mode)?.limit
     }
 
     /// Whether some mode is held both by the session and by a transaction: the one case in which the lock manager's
@@ -120,23 +154,29 @@ impl Hold {
     }
 
     /// The session holds that a statement has taken and not given back.
-    pub fn taken_by(&self, statement: StatementId) -> impl Iterator<Item = (Mode, u64)> {
+    pub fn taken_by(&self, statement: StatementId) -> impl Iterator<Item = (Owner, Mode, u64)> {
         let counts = if self.statement == statement { self.taken_by_statement } else { Default::default() };
-        Mode::ALL.into_iter().map(move |mode| (mode, counts[mode as usize])).filter(|&(_, count)| count > 0)
+        let counts = Owner::OF_SESSION.into_iter().zip(counts);
+        counts
+            .flat_map(|(owner, counts)| Mode::ALL.map(|mode| (owner, mode, counts[mode as usize].into())))
+            .filter(|of| of.2 > 0)
     }
 
     fn add(&mut self, mode: Mode, owner: Owner, limit: Option<Limit>, statement: Option<StatementId>) {
-        if let (Owner::Session, Some(statement)) = (owner, statement) {
+        if let (Some(number), Some(statement)) = (owner.of_session(), statement) {
             if self.statement != statement {
                 self.statement = statement;
                 self.taken_by_statement = Default::default();
             }
-            self.taken_by_statement[mode as usize] += 1;
+            let taken = &mut self.taken_by_statement[number][mode as usize];
+            *taken = taken.saturating_add(1);
         }
-        // A transaction's holds have no order among them; a session's are given back from the last.
+        // A session's holds are given back from the last; a transaction's, and those of the ancestors of trees, have no
+        // order among them.
+        let mut runs = self.runs.iter_mut().rev();
         let run = match owner {
-            Owner::Session => self.runs.iter_mut().rev().find(|run| run.owner == owner).filter(|run| run.mode == mode),
-            Owner::Transaction(_) => self.runs.iter_mut().find(|run| run.owner == owner && run.mode == mode),
+            Owner::Session | Owner::Leaf => runs.find(|run| run.owner == owner).filter(|run| run.mode == mode),
+            Owner::Ancestor | Owner::Transaction(_) => runs.find(|run| run.owner == owner && run.mode == mode),
         };
         match run {
             Some(run) if run.limit == limit => run.count += 1,
@@ -152,8 +192,8 @@ impl Hold {
         if self.runs[position].count == 0 {
             self.runs.remove(position);
         }
-        if owner == Owner::Session {
-            let taken = &mut self.taken_by_statement[mode as usize];
+        if let Some(number) = owner.of_session() {
+            let taken = &mut self.taken_by_statement[number][mode as usize];
             *taken = taken.saturating_sub(1);
         }
         true
@@ -195,6 +235,12 @@ impl Ledger {
     /// How many different locks are held.
     pub fn len(&self) -> usize {
         self.places.len()
+    }
+
+    /// Makes room for so many more locks.
+    pub fn reserve(&mut self, more: usize) {
+        self.holds.reserve(more.saturating_sub(self.free.len()));
+        self.places.reserve(more);
     }
 
     /// The place of a lock, if it is held.
@@ -269,22 +315,22 @@ impl Ledger {
     pub fn set_limit(&mut self, place: Place, limit: Option<Limit>) {
         self.has_limits |= limit.is_some();
         for run in &mut self.holds[place as usize].runs {
-            if run.owner == Owner::Session {
+            if run.owner.scope() == Scope::Session {
                 run.limit = limit;
             }
         }
     }
 
-    /// Puts a limit on the session hold in that mode that was taken last.
-    pub fn limit_last(&mut self, place: Place, mode: Mode, limit: Limit) {
+    /// Puts a limit on the hold in that mode by that owner that was taken last.
+    pub fn limit_last(&mut self, place: Place, mode: Mode, owner: Owner, limit: Limit) {
         self.has_limits = true;
         let runs = &mut self.holds[place as usize].runs;
-        let Some(position) = runs.iter().rposition(|run| run.owner == Owner::Session && run.mode == mode) else {
+        let Some(position) = runs.iter().rposition(|run| run.owner == owner && run.mode == mode) else {
             return;
         };
         if runs[position].count > 1 {
             runs[position].count -= 1;
-            runs.insert(position + 1, Run { mode, owner: Owner::Session, count: 1, limit: Some(limit) });
+            runs.insert(position + 1, Run { mode, owner, count: 1, limit: Some(limit) });
         } else {
             runs[position].limit = Some(limit);
         }
@@ -337,7 +383,7 @@ impl Ledger {
     pub fn end_transaction(&mut self) -> Vec<Place> {
         let places: Vec<Place> = self.transactional.drain(..).map(|(_, place)| place).collect();
         for &place in &places {
-            self.holds[place as usize].runs.retain(|run| run.owner == Owner::Session);
+            self.holds[place as usize].runs.retain(|run| run.owner.scope() == Scope::Session);
         }
         places
     }
@@ -396,9 +442,9 @@ mod tests {
         let place = take(&mut ledger, 1, Mode::Share, Owner::Session);
         take(&mut ledger, 1, Mode::Exclusive, Owner::Session);
         take(&mut ledger, 1, Mode::Share, Owner::Transaction(1));
-        assert_eq!(ledger.hold(place).last_session_mode(), Some(Mode::Exclusive));
+        assert_eq!(ledger.hold(place).last_mode(Owner::Session), Some(Mode::Exclusive));
         assert!(ledger.remove(place, Mode::Exclusive, Owner::Session));
-        assert_eq!(ledger.hold(place).last_session_mode(), Some(Mode::Share));
+        assert_eq!(ledger.hold(place).last_mode(Owner::Session), Some(Mode::Share));
         assert!(ledger.hold(place).is_held_both_ways());
         assert!(!ledger.remove(place, Mode::Exclusive, Owner::Session));
     }
@@ -425,8 +471,39 @@ mod tests {
         ledger.add(place, Mode::Share, Owner::Session, None, Some((2, 0)));
         ledger.add(place, Mode::Share, Owner::Session, None, Some((2, 0)));
         ledger.remove(place, Mode::Share, Owner::Session);
-        assert_eq!(ledger.hold(place).taken_by((2, 0)).collect::<Vec<_>>(), vec![(Mode::Share, 1)]);
+        ledger.add(place, Mode::Share, Owner::Leaf, None, Some((2, 0)));
+        ledger.add(place, Mode::Share, Owner::Transaction(1), None, Some((2, 0)));
+        assert_eq!(
+            ledger.hold(place).taken_by((2, 0)).collect::<Vec<_>>(),
+            vec![(Owner::Session, Mode::Share, 1), (Owner::Leaf, Mode::Share, 1)]
+        );
         assert_eq!(ledger.hold(place).taken_by((2, 9)).count(), 0);
+    }
+
+    #[test]
+    fn each_owner_gives_back_its_own() {
+        let mut ledger = Ledger::default();
+        let place = take(&mut ledger, 1, Mode::Share, Owner::Session);
+        take(&mut ledger, 1, Mode::Exclusive, Owner::Leaf);
+        take(&mut ledger, 1, Mode::IntentShare, Owner::Ancestor);
+        take(&mut ledger, 1, Mode::IntentExclusive, Owner::Ancestor);
+        take(&mut ledger, 1, Mode::IntentShare, Owner::Ancestor);
+        let hold = ledger.hold(place);
+        assert_eq!((hold.runs().len(), hold.count(None, Scope::Session)), (4, 5));
+        assert_eq!(hold.last_mode(Owner::Session), Some(Mode::Share));
+        assert_eq!(hold.last_mode(Owner::Leaf), Some(Mode::Exclusive));
+        assert_eq!(hold.count_by(Some(Mode::IntentShare), Owner::Ancestor), 2);
+        assert!(!ledger.remove(place, Mode::Exclusive, Owner::Session));
+        assert!(!ledger.remove(place, Mode::Exclusive, Owner::Ancestor));
+        let limit = Limit { micros: 1, expires_at: 2 };
+        ledger.limit_last(place, Mode::IntentShare, Owner::Ancestor, limit);
+        assert_eq!(ledger.hold(place).last_limit(Mode::IntentShare, Owner::Ancestor), Some(limit));
+        assert!(ledger.remove(place, Mode::IntentShare, Owner::Ancestor));
+        assert_eq!(ledger.hold(place).last_limit(Mode::IntentShare, Owner::Ancestor), None);
+        ledger.set_limit(place, Some(limit));
+        assert!(ledger.hold(place).runs().iter().all(|run| run.limit == Some(limit)));
+        assert!(ledger.end_transaction().is_empty());
+        assert_eq!(ledger.hold(place).count(None, Scope::Session), 4);
     }
 
     #[test]
@@ -446,8 +523,8 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Take(i64, usize, bool),
-        Unlock(i64),
+        Take(i64, usize, usize),
+        Unlock(i64, usize),
         Savepoint,
         Release,
         Rollback,
@@ -456,8 +533,8 @@ mod tests {
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            4 => (0..4i64, 0..5usize, any::<bool>()).prop_map(|(key, mode, session)| Step::Take(key, mode, session)),
-            2 => (0..4i64).prop_map(Step::Unlock),
+            4 => (0..4i64, 0..5usize, 0..6usize).prop_map(|(key, mode, owner)| Step::Take(key, mode, owner)),
+            2 => (0..4i64, 0..3usize).prop_map(|(key, owner)| Step::Unlock(key, owner)),
             2 => Just(Step::Savepoint),
             1 => Just(Step::Release),
             1 => Just(Step::Rollback),
@@ -475,21 +552,25 @@ mod tests {
             let mut next = 2;
             for step in steps {
                 match step {
-                    Step::Take(key, mode, session) => {
+                    Step::Take(key, mode, owner) => {
                         // One in three through a cursor of the outermost transaction.
                         let taker = if key == 0 { open[0] } else { *open.last().unwrap() };
-                        let owner = if session { Owner::Session } else { Owner::Transaction(taker) };
+                        let owner = Owner::OF_SESSION.get(owner).copied().unwrap_or(Owner::Transaction(taker));
                         take(&mut ledger, key, Mode::ALL[mode], owner);
                         list.push((key, Mode::ALL[mode], owner));
                     }
-                    Step::Unlock(key) => {
-                        let last = list.iter().rposition(|&(other, _, owner)| other == key && owner == Owner::Session);
+                    Step::Unlock(key, owner) => {
+                        let owner = Owner::OF_SESSION[owner];
                         let place = ledger.find(tag(key));
-                        let mode = place.and_then(|place| ledger.hold(place).last_session_mode());
+                        let mode = place.and_then(|place| ledger.hold(place).last_mode(owner));
+                        // An ancestor's holds are given back by their mode: their order does not matter.
+                        let last = list.iter().rposition(|&(other, held, by)| {
+                            other == key && by == owner && (owner != Owner::Ancestor || Some(held) == mode)
+                        });
                         prop_assert_eq!(last.map(|last| list[last].1), mode);
                         if let (Some(last), Some(place), Some(mode)) = (last, place, mode) {
                             list.remove(last);
-                            prop_assert!(ledger.remove(place, mode, Owner::Session));
+                            prop_assert!(ledger.remove(place, mode, owner));
                             ledger.close_if_empty(place);
                         }
                     }
@@ -518,7 +599,7 @@ mod tests {
                         for place in ledger.end_transaction() {
                             ledger.close_if_empty(place);
                         }
-                        list.retain(|hold| hold.2 == Owner::Session);
+                        list.retain(|hold| hold.2.scope() == Scope::Session);
                         open = vec![next];
                         next += 1;
                     }

@@ -52,8 +52,8 @@ pub fn lease_key(name: Name<'_>) -> u64 {
     xxh3_64(name.bytes())
 }
 
-/// A LOCKTAG_ADVISORY's four fields.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A LOCKTAG_ADVISORY's four fields. Their order is the one in which several locks are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(C)]
 pub struct Tag {
     /// The database's OID, or 0 for a lock of the whole cluster.

@@ -11,3 +11,4 @@ pub mod mode;
 pub mod name;
 pub mod payload;
 pub mod token;
+pub mod tree;

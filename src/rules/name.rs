@@ -4,6 +4,10 @@ use super::error::Error;
 
 /// The longest name, in bytes of UTF-8.
 pub const MAX_NAME_BYTES: usize = 1024;
+/// The most different names of a call that takes all of them.
+pub const MAX_SET: usize = 10_000;
+/// The longest array of names.
+pub const MAX_NAMES: usize = 1_000_000;
 
 /// A valid name of a lock: 1 to [`MAX_NAME_BYTES`] bytes, compared byte for byte.
 ///

@@ -35,6 +35,11 @@ impl Arguments {
         self.datum(number).map(|datum| unsafe { text_bytes(ffi::pg_detoast_datum_packed(datum.cast_mut_ptr())) })
     }
 
+    /// A `text[]`; None for NULL.
+    pub fn texts<'a>(self, number: usize) -> Option<Texts<'a>> {
+        self.datum(number).map(Texts::of)
+    }
+
     /// A `jsonb`; None for NULL.
     pub fn jsonb(self, number: usize) -> Option<Varlena> {
         // SAFETY: a jsonb, which lives as long as the call.
@@ -86,6 +91,57 @@ impl Arguments {
             let argument = &*(&raw const (*self.0).args).cast::<pg_sys::NullableDatum>().add(number);
             (!argument.isnull).then_some(argument.value)
         }
+    }
+}
+
+/// The elements of a `text[]` in their order, whatever its dimensions. In memory of the current call.
+#[derive(Clone, Copy)]
+pub struct Texts<'a> {
+    values: &'a [pg_sys::Datum],
+    nulls: &'a [bool],
+}
+
+impl<'a> Texts<'a> {
+    fn of(array: pg_sys::Datum) -> Self {
+        let (mut values, mut nulls, mut length) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+        // SAFETY: a text[]: the length and the alignment are text's. The server makes arrays of that many elements.
+        unsafe {
+            let array = ffi::pg_detoast_datum(array.cast_mut_ptr()).cast();
+            let alignment = pg_sys::TYPALIGN_INT as std::ffi::c_char;
+            pg_sys::deconstruct_array(
+                array,
+                pg_sys::TEXTOID,
+                -1,
+                false,
+                alignment,
+                &mut values,
+                &mut nulls,
+                &mut length,
+            );
+            match length as usize {
+                0 => Self { values: &[], nulls: &[] },
+                length => Self {
+                    values: std::slice::from_raw_parts(values, length),
+                    nulls: std::slice::from_raw_parts(nulls, length),
+                },
+            }
+        }
+    }
+
+    /// How many there are.
+    pub fn len(self) -> usize {
+        self.values.len()
+    }
+
+    /// One of them, in the database's encoding; None for NULL.
+    pub fn server_text(self, number: usize) -> Option<&'a [u8]> {
+        // SAFETY: a text within the array.
+        (!self.nulls[number]).then(|| unsafe { text_bytes(self.values[number].cast_mut_ptr()) })
+    }
+
+    /// All, as UTF-8 (see [`encoding::to_utf8`]); None for NULL.
+    pub fn iter(self) -> impl Iterator<Item = Option<&'a [u8]>> {
+        (0..self.len()).map(move |number| self.server_text(number).map(encoding::to_utf8))
     }
 }
 

@@ -78,6 +78,15 @@ pub fn may_use(rule: &Rule) -> bool {
 /// The server's.
 #[inline]
 pub fn find(tables: impl FnOnce() -> Result<Tables, Problem>, domain: &[u8]) -> Result<Option<Rule>, Problem> {
+    if there_are_none()? { Ok(None) } else { look_up(tables, domain) }
+}
+
+/// Whether there are no rules for any domain, as far as is known without reading them.
+///
+/// # Errors
+/// The server's.
+#[inline]
+pub fn there_are_none() -> Result<bool, Problem> {
     session::check_not_parallel()?;
     // Within a transaction block the server learns of changes when it locks a table, which a call like this does not.
     // SAFETY: a question about this process's state; and a server call, as at the lock of a table.
@@ -86,7 +95,7 @@ pub fn find(tables: impl FnOnce() -> Result<Tables, Problem>, domain: &[u8]) -> 
             try_block(|| ffi::AcceptInvalidationMessages())?;
         }
     }
-    if KNOWN.get() == Known::None { Ok(None) } else { look_up(tables, domain) }
+    Ok(KNOWN.get() == Known::None)
 }
 
 #[cold]

@@ -146,6 +146,15 @@ pub fn release(tag: Tag, mode: Mode, scope: Scope) -> bool {
     }
 }
 
+/// Lets a cancel or the end of the session happen now if one is pending.
+///
+/// # Errors
+/// The server's.
+pub fn check_interrupts() -> Result<(), ServerError> {
+    // SAFETY: a plain global, and one server call.
+    unsafe { if pg_sys::InterruptPending != 0 { try_block(|| ffi::ProcessInterrupts()) } else { Ok(()) } }
+}
+
 /// Whether this session holds the lock in just this mode, by itself or by its transaction.
 pub fn held(tag: Tag, mode: Mode) -> bool {
     let tag = locktag(tag);

@@ -3,8 +3,11 @@
 //! The order of things in [`acquire`] is the heart of it: check, enter in the ledger and publish, ask the lock manager,
 //! and then settle or withdraw. No borrow of the state is held while the lock manager may wait.
 
+pub mod sets;
+pub mod trees;
+
 use crate::rules::error::{Error, Waited};
-use crate::rules::holds::{Ledger, Limit, Owner, Place, Scope, StatementId};
+use crate::rules::holds::{Ledger, Limit, Owner, Place, Run, Scope, StatementId};
 use crate::rules::interval::Wait;
 use crate::rules::key::{Space, Tag};
 use crate::rules::lease::Bound;
@@ -177,22 +180,28 @@ pub(in crate::server) fn overrun() -> Option<String> {
 /// # Errors
 /// A rule's, the server's; [`Error::NotObtained`] when the server's `lock_timeout` ended the wait.
 pub fn acquire(lock: &Lock<'_>, request: Request) -> Result<bool, Problem> {
-    check_may_lock(lock, request.scope)?;
-    let owner = match request.scope {
-        Scope::Session => Owner::Session,
-        Scope::Transaction => Owner::Transaction(owning_subtransaction()),
-    };
+    check_may_lock(request.scope, || lock.describe())?;
+    let owner = owner(request.scope);
     if request.hold_limit.is_some() {
         hold_limit::prepare()?;
     }
-    let place = with_session(|session| session.enter(lock, request, owner))?;
+    let statement = current_statement();
+    let place = with_session(|session| session.enter(lock, request.mode, owner, Some(statement), ffi::now()))?;
     let outcome = take(lock, request, place);
     match outcome {
         Ok(Outcome::Granted) if request.hold_limit.is_none() => {}
-        Ok(Outcome::Granted) => with_session(|session| session.limit(place, request)),
+        Ok(Outcome::Granted) => with_session(|session| session.limit(place, request.mode, owner, request.hold_limit)),
         Ok(Outcome::NotAvailable) | Err(_) => with_session(|session| session.withdraw(place, request.mode, owner)),
     }
     answer(lock, request, outcome?)
+}
+
+/// Who gives a lock back that is taken now.
+pub fn owner(scope: Scope) -> Owner {
+    match scope {
+        Scope::Session => Owner::Session,
+        Scope::Transaction => Owner::Transaction(owning_subtransaction()),
+    }
 }
 
 /// What a call says of how it came out: a wait as the server would fails as the server would.
@@ -213,21 +222,24 @@ pub fn acquire_strict(lock: &Lock<'_>, request: Request) -> Result<(), Problem> 
 }
 
 /// Gives back one session hold, or all, in that mode or (None) whichever was taken last; how many remain in any mode.
+/// Those of trees are no part of this.
 ///
 /// # Errors
-/// [`Error::NotHeld`], [`Error::HeldByTransaction`].
+/// [`Error::NotHeld`], [`Error::HeldByTransaction`], [`Error::HeldByTree`].
 pub fn release(lock: &Lock<'_>, mode: Option<Mode>, all: bool) -> Result<u64, Problem> {
     check_not_parallel()?;
     let released = with_session(|session| {
         let place = session.find(lock)?;
         let released = match mode {
-            None if all => Mode::ALL.into_iter().map(|mode| session.release(place, mode, u64::MAX)).sum(),
+            None if all => {
+                Mode::ALL.into_iter().map(|mode| session.release(place, mode, Owner::Session, u64::MAX)).sum()
+            }
             _ => {
-                let mode = mode.or(session.ledger.hold(place).last_session_mode())?;
-                session.release(place, mode, if all { u64::MAX } else { 1 })
+                let mode = mode.or(session.ledger.hold(place).last_mode(Owner::Session))?;
+                session.release(place, mode, Owner::Session, if all { u64::MAX } else { 1 })
             }
         };
-        let remaining = session.ledger.hold(place).count(None, Scope::Session);
+        let remaining = session.ledger.hold(place).count_by(None, Owner::Session);
         session.settle();
         (released > 0).then_some(remaining)
     });
@@ -241,11 +253,13 @@ pub fn release(lock: &Lock<'_>, mode: Option<Mode>, all: bool) -> Result<u64, Pr
 pub fn release_all() -> Result<u64, Problem> {
     check_not_parallel()?;
     Ok(with_session(|session| {
-        session.reconcile_all();
+        session.check_sentinel();
         let mut released = 0;
         for place in session.ledger.places() {
             if session.ledger.hold(place).tag().space() == Space::Named {
-                released += Mode::ALL.map(|mode| session.release(place, mode, u64::MAX)).iter().sum::<u64>();
+                while let Some(run) = session.ledger.hold(place).last_run(Scope::Session) {
+                    released += session.release(place, run.mode, run.owner, run.count);
+                }
             }
         }
         session.settle();
@@ -269,36 +283,47 @@ pub fn holds(lock: &Lock<'_>, mode: Option<Mode>) -> Result<u64, Problem> {
 /// Changes the mode of the session's one hold of a lock, in one step: whether it has the new mode now.
 ///
 /// # Errors
-/// [`Error::NotHeld`], [`Error::HeldByTransaction`], [`Error::NotOneHold`], and as [`acquire`].
+/// [`Error::NotHeld`], [`Error::HeldByTransaction`], [`Error::HeldByTree`], [`Error::NotOneHold`], and as [`acquire`].
 pub fn convert(lock: &Lock<'_>, mode: Mode, wait: Wait) -> Result<bool, Problem> {
-    check_may_lock(lock, Scope::Session)?;
-    let found = with_session(|session| {
-        let place = session.find_held(lock)?;
-        let hold = session.ledger.hold(place);
-        let run = hold.runs().iter().find(|run| run.owner == Owner::Session)?;
-        // A conversion takes nothing: the hold is of this statement if it was before.
-        let statement =
-            Some(current_statement()).filter(|&statement| hold.taken_by(statement).any(|(mode, _)| mode == run.mode));
-        Some((place, *run, statement, hold.count(None, Scope::Session)))
-    });
-    let Some((place, old, statement, count)) = found else { return Err(not_held(lock, None).into()) };
-    if count != 1 {
-        return Err(Error::NotOneHold { lock: lock.describe(), holds: count }.into());
-    }
+    check_may_lock(Scope::Session, || lock.describe())?;
+    let (place, old, statement) = one_hold(lock, Owner::Session)?;
     if old.mode == mode {
         return Ok(true);
     }
     let request = Request { mode, scope: Scope::Session, wait, hold_limit: None };
-    with_session(|session| session.add(place, mode, Owner::Session, old.limit, statement))?;
+    with_session(|session| session.add(place, mode, Owner::Session, old.limit, statement, ffi::now()))?;
     let outcome = take(lock, request, place);
     with_session(|session| match outcome {
         Ok(Outcome::Granted) => {
-            session.release(place, old.mode, 1);
+            session.release(place, old.mode, Owner::Session, 1);
             session.settle();
         }
         Ok(Outcome::NotAvailable) | Err(_) => session.withdraw(place, mode, Owner::Session),
     });
     answer(lock, request, outcome?)
+}
+
+/// The session's one hold of a lock, which has to be that owner's: where it stands, and the statement to which one in its
+/// place belongs.
+fn one_hold(lock: &Lock<'_>, owner: Owner) -> Result<(Place, Run, Option<StatementId>), Problem> {
+    let found = with_session(|session| {
+        let place = session.find_held(lock)?;
+        let hold = session.ledger.hold(place);
+        let run = hold.last_run(Scope::Session)?;
+        // A conversion takes nothing: the hold is of this statement if it was before.
+        let statement = Some(current_statement()).filter(|&statement| {
+            hold.taken_by(statement).any(|(owner, mode, _)| (owner, mode) == (run.owner, run.mode))
+        });
+        Some((place, run, statement, hold.count(None, Scope::Session), hold.count_by(None, Owner::Ancestor)))
+    });
+    match found {
+        None => Err(not_held(lock, None).into()),
+        Some((_, _, _, count, of_trees)) if count == of_trees => {
+            Err(Error::HeldByTree { lock: lock.describe() }.into())
+        }
+        Some((place, run, statement, 1, _)) if run.owner == owner => Ok((place, run, statement)),
+        Some((_, _, _, count, _)) => Err(Error::NotOneHold { lock: lock.describe(), holds: count }.into()),
+    }
 }
 
 /// Gives the session's holds of a lock a new limit from now on, or none; when it is reached, in microseconds of the
@@ -443,10 +468,15 @@ pub fn end_lease_wait() {
 
 /// Asks the lock manager for a lock that the ledger has already entered.
 fn take(lock: &Lock<'_>, request: Request, place: Place) -> Result<Outcome, Problem> {
-    let Request { mode, scope, wait, .. } = request;
-    if lock_manager::try_acquire(lock.tag, mode, scope)? == Outcome::Granted {
-        return Ok(Outcome::Granted);
+    match lock_manager::try_acquire(lock.tag, request.mode, request.scope)? {
+        Outcome::Granted => Ok(Outcome::Granted),
+        Outcome::NotAvailable => wait_for(lock, request, place),
     }
+}
+
+/// The same for a lock that was not free just now.
+fn wait_for(lock: &Lock<'_>, request: Request, place: Place) -> Result<Outcome, Problem> {
+    let Request { mode, scope, wait, .. } = request;
     who::check_name(lock.tag, lock.name)?;
     // A session that already holds the lock in another mode may go ahead of its queue, which only a wait lets it do.
     let holds_other_mode = Mode::ALL.into_iter().any(|other| lock_manager::held(lock.tag, other));
@@ -491,7 +521,14 @@ impl Session {
     }
 
     /// Enters a hold that is about to be asked for.
-    fn enter(&mut self, lock: &Lock<'_>, request: Request, owner: Owner) -> Result<Place, Problem> {
+    fn enter(
+        &mut self,
+        lock: &Lock<'_>,
+        mode: Mode,
+        owner: Owner,
+        statement: Option<StatementId>,
+        now: i64,
+    ) -> Result<Place, Problem> {
         self.start();
         self.check_sentinel();
         if let Some(place) = self.ledger.find(lock.tag) {
@@ -501,14 +538,16 @@ impl Session {
                 if hold.name() != lock.name {
                     return Err(Error::KeyClash { lock: lock.describe(), other: Some(display(hold.name())) }.into());
                 }
-                self.add(place, request.mode, owner, None, Some(current_statement()))?;
+                self.add(place, mode, owner, None, statement, now)?;
                 return Ok(place);
             }
         }
-        self.make_room(lock)?;
+        if !self.has_room() {
+            return Err(self.refuse(lock.describe()));
+        }
         let place = self.ledger.open(lock.tag, lock.name);
-        self.ledger.add(place, request.mode, owner, None, Some(current_statement()));
-        self.publish(place, true, None);
+        self.ledger.add(place, mode, owner, None, statement);
+        self.publish_at(place, true, None, now);
         Ok(place)
     }
 
@@ -520,6 +559,7 @@ impl Session {
         owner: Owner,
         limit: Option<Limit>,
         statement: Option<StatementId>,
+        now: i64,
     ) -> Result<(), Problem> {
         self.ledger.add(place, mode, owner, limit, statement);
         if self.ledger.hold(place).is_held_both_ways()
@@ -528,7 +568,7 @@ impl Session {
             self.ledger.remove(place, mode, owner);
             return Err(error);
         }
-        self.publish(place, false, None);
+        self.publish_at(place, false, None, now);
         Ok(())
     }
 
@@ -554,30 +594,31 @@ impl Session {
         xxh3_64_with_seed(&started.to_ne_bytes(), self.lost_sentinels) as u32
     }
 
-    /// Fails where one more lock would pass the session's limit; what the statement has taken is released then.
-    fn make_room(&mut self, lock: &Lock<'_>) -> Result<(), Problem> {
+    /// Whether one more lock keeps within the session's limit.
+    fn has_room(&mut self) -> bool {
         let limit = settings::max_locks_per_session();
-        if self.ledger.len() < limit {
-            return Ok(());
+        self.ledger.len() < limit || {
+            self.reconcile_all();
+            self.ledger.len() < limit
         }
-        self.reconcile_all();
-        if self.ledger.len() < limit {
-            return Ok(());
-        }
+    }
+
+    /// The error of a call that would pass the session's limit. What the statement has taken is released.
+    fn refuse(&mut self, lock: String) -> Problem {
         let statement = current_statement();
         for place in self.ledger.places() {
-            for (mode, count) in self.ledger.hold(place).taken_by(statement).collect::<Vec<_>>() {
-                self.release(place, mode, count);
+            for (owner, mode, count) in self.ledger.hold(place).taken_by(statement).collect::<Vec<_>>() {
+                self.release(place, mode, owner, count);
             }
         }
         self.settle();
-        Err(Error::TooManyLocks { lock: lock.describe(), limit }.into())
+        Error::TooManyLocks { lock, limit: settings::max_locks_per_session() }.into()
     }
 
     /// Puts the limit that was asked for on the hold just granted.
-    fn limit(&mut self, place: Place, request: Request) {
-        if let Some(limit) = limit_from_now(request.hold_limit) {
-            self.ledger.limit_last(place, request.mode, limit);
+    fn limit(&mut self, place: Place, mode: Mode, owner: Owner, hold_limit: Option<i64>) {
+        if let Some(limit) = limit_from_now(hold_limit) {
+            self.ledger.limit_last(place, mode, owner, limit);
             self.publish(place, false, None);
         }
         self.settle();
@@ -590,17 +631,17 @@ impl Session {
         self.settle();
     }
 
-    /// Gives back up to `count` session holds in a mode; how many there were.
-    fn release(&mut self, place: Place, mode: Mode, count: u64) -> u64 {
+    /// Gives back up to `count` session holds in a mode by an owner; how many there were.
+    fn release(&mut self, place: Place, mode: Mode, owner: Owner, count: u64) -> u64 {
         let hold = self.ledger.hold(place);
         if hold.runs().is_empty() {
             return 0; // closed with the last hold of another mode
         }
         let tag = hold.tag();
-        let count = count.min(hold.count(Some(mode), Scope::Session));
+        let count = count.min(hold.count_by(Some(mode), owner));
         let mut released = 0;
         while released < count && lock_manager::release(tag, mode, Scope::Session) {
-            self.ledger.remove(place, mode, Owner::Session);
+            self.ledger.remove(place, mode, owner);
             released += 1;
         }
         if released < count {
@@ -680,8 +721,12 @@ impl Session {
     }
 
     fn publish(&mut self, place: Place, fresh: bool, waits_as: Option<Scope>) {
+        self.publish_at(place, fresh, waits_as, ffi::now());
+    }
+
+    fn publish_at(&mut self, place: Place, fresh: bool, waits_as: Option<Scope>, now: i64) {
         if let Some(registry) = &mut self.registry {
-            registry.publish(place, self.ledger.hold(place), fresh, waits_as, ffi::now());
+            registry.publish(place, self.ledger.hold(place), fresh, waits_as, now);
         }
     }
 
@@ -839,14 +884,14 @@ impl Session {
     }
 }
 
-fn check_may_lock(lock: &Lock<'_>, scope: Scope) -> Result<(), Problem> {
+fn check_may_lock(scope: Scope, describe: impl Fn() -> String) -> Result<(), Problem> {
     check_not_parallel()?;
     // SAFETY: asks for this process's state, and raises no error.
     if unsafe { ffi::RecoveryInProgress() } && !settings::allow_on_standby() {
-        return Err(Error::InRecovery { lock: lock.describe() }.into());
+        return Err(Error::InRecovery { lock: describe() }.into());
     }
     match scope {
-        Scope::Session => check_session_locks(|| lock.describe()),
+        Scope::Session => check_session_locks(describe),
         Scope::Transaction => Ok(()),
     }
 }
@@ -887,14 +932,29 @@ fn not_obtained(lock: &Lock<'_>, request: Request) -> Error {
     }
 }
 
+/// Why a lock cannot be given back: whoever holds it, it is not the session by its plain holds.
 fn not_held(lock: &Lock<'_>, mode: Option<Mode>) -> Error {
-    let (by_transaction, own) = with_session(|session| {
-        let by_transaction = session
-            .find_held(lock)
-            .map(|place| session.ledger.hold(place))
-            .is_some_and(|hold| hold.count(None, Scope::Session) == 0 && hold.count(mode, Scope::Transaction) > 0);
+    let (by_transaction, by_tree) = with_session(|session| {
+        let Some(place) = session.find_held(lock) else { return (false, false) };
+        let hold = session.ledger.hold(place);
+        let by_session = hold.count(None, Scope::Session) > 0;
+        let by_tree = [Owner::Leaf, Owner::Ancestor].into_iter().any(|owner| hold.count_by(mode, owner) > 0);
+        (!by_session && hold.count(mode, Scope::Transaction) > 0, by_tree)
+    });
+    if by_transaction {
+        return Error::HeldByTransaction { lock: lock.describe() };
+    }
+    if by_tree {
+        return Error::HeldByTree { lock: lock.describe() };
+    }
+    held_by_others(lock, mode, lock.describe())
+}
+
+/// The error of a call that would give back what this session does not hold.
+fn held_by_others(lock: &Lock<'_>, mode: Option<Mode>, description: String) -> Error {
+    let own = with_session(|session| {
         session.reconcile_all();
-        let own = session
+        session
             .ledger
             .places()
             .into_iter()
@@ -904,13 +964,9 @@ fn not_held(lock: &Lock<'_>, mode: Option<Mode>) -> Error {
                 let modes: Vec<&str> = modes.map(Mode::label).collect();
                 (!modes.is_empty()).then(|| format!("{} ({})", describe(hold.tag(), hold.name()), modes.join(", ")))
             })
-            .collect();
-        (by_transaction, own)
+            .collect()
     });
-    if by_transaction {
-        return Error::HeldByTransaction { lock: lock.describe() };
-    }
-    Error::NotHeld { lock: lock.describe(), mode, holders: who::holders(lock.tag), own }
+    Error::NotHeld { lock: description, mode, holders: who::holders(lock.tag), own }
 }
 
 fn limit_from_now(micros: Option<i64>) -> Option<Limit> {
