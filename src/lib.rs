@@ -16,6 +16,7 @@ pgrx::pg_module_magic!(name, version);
 pgrx::extension_sql_file!("../sql/types.sql", name = "types", bootstrap);
 pgrx::extension_sql_file!("../sql/named_locks.sql", name = "named_locks", requires = ["types"]);
 pgrx::extension_sql_file!("../sql/native_locks.sql", name = "native_locks", requires = ["types"]);
+pgrx::extension_sql_file!("../sql/semaphores.sql", name = "semaphores", requires = ["types"]);
 pgrx::extension_sql_file!("../sql/domains.sql", name = "domains", requires = ["types"]);
 pgrx::extension_sql_file!("../sql/leases.sql", name = "leases", requires = ["types"]);
 pgrx::extension_sql_file!("../sql/views.sql", name = "views", requires = ["leases"]);
