@@ -62,8 +62,8 @@ pub fn position(watch: &mut Session, pid: i32) -> i64 {
     ))
 }
 
-/// Waits until a session stands at that place of a lease's or a semaphore's queue, and sleeps there: the first on its latch, the others
-/// in the lock manager's queue.
+/// Waits until a session stands at that place of a lease's or a semaphore's queue, and sleeps there: the first on its
+/// latch, the others in the lock manager's queue.
 #[track_caller]
 pub fn until_queued(watch: &mut Session, pid: i32, place: i64) {
     let sleep = if place == 1 { "Extension" } else { "Lock" };

@@ -48,7 +48,7 @@ impl Kind {
     }
 }
 
-/// How many permits a lease or a semaphore can have: their numbers stand in the low bits of [`Tag::permit`] and [`Tag::slot`].
+/// How many permits a lease or a semaphore can have: their numbers stand in the low bits of [`Tag::permit`], [`Tag::slot`].
 pub const MAX_PERMITS: u16 = 1 << KIND_SHIFT;
 
 /// The low bits of the queues' tags.
@@ -148,8 +148,8 @@ impl Tag {
         Self::from_hash(database, key, Kind::Slot.class((number - 1) & DOMAIN_MASK))
     }
 
-    /// Held in share mode by every session that has at least so many slots of a semaphore, from 1 to [`MAX_PERMITS`]: the
-    /// holders of all of these together are as many as the slots taken.
+    /// Held in share mode by every session that has at least so many slots of a semaphore, from 1 to [`MAX_PERMITS`]. All
+    /// of these together have as many holders as slots are taken.
     pub fn slot_count(key: u64, at_least: u16, database: u32) -> Self {
         Self::from_hash(database, key, Kind::SlotCount.class((at_least - 1) & DOMAIN_MASK))
     }

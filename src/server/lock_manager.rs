@@ -153,7 +153,7 @@ pub fn held(tag: Tag, mode: Mode) -> bool {
     unsafe { ffi::lock_held_by_me(&tag, mode.lockmode()) }
 }
 
-/// How many sessions hold a lock or wait for it, each counted once for each mode. Takes nothing, and is in nobody's way.
+/// How many sessions hold a lock or wait for it, each counted once for each mode. Takes nothing, is in nobody's way.
 pub fn requests(tag: Tag) -> u32 {
     let tag = locktag(tag);
     // SAFETY: a tag with a valid method, for which the function raises no ERROR.

@@ -1,7 +1,7 @@
 //! Waiting for a lease or a slot of a semaphore: in order of arrival, and with no deadlock detection.
 //!
-//! The queue is a tag in the lock manager, which keeps the order. Who holds it is the first, and sleeps on its process latch
-//! until what it waits for may be free: somebody wakes it, or a second has gone by.
+//! The queue is a tag in the lock manager, which keeps the order. Who holds it is the first, and sleeps on its process
+//! latch until what it waits for may be free: somebody wakes it, or a second has gone by.
 
 use super::deadline::Deadline;
 use super::latch;
@@ -42,8 +42,8 @@ pub fn pass<R>(tag: Tag, look: impl FnOnce() -> Result<Option<R>, Problem>) -> R
     result
 }
 
-/// Queues, and as the first in the queue looks again and again; None when the deadline has passed. `look` gives the result, or
-/// in how many microseconds to look again at the latest.
+/// Queues, and as the first in the queue looks again and again; None when the deadline has passed. `look` gives the
+/// result, or in how many microseconds to look again at the latest.
 ///
 /// # Errors
 /// Those of `look`, the server's.

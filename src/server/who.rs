@@ -308,8 +308,8 @@ fn count_waits(waits: &[QueueWait], queue: Tag) -> i32 {
     waits.iter().filter(|wait| wait.queue == queue).count() as i32
 }
 
-/// Those who wait for leases and semaphores: the first in each queue sleeps, the others are in the lock manager's queue behind
-/// it.
+/// Those who wait for leases and semaphores: the first in each queue sleeps, the others are in the lock manager's queue
+/// behind it.
 fn queue_waiter_rows(picture: &Picture, tables: &Tables) -> Result<Vec<WaiterRow>, Problem> {
     let mut rows = Vec::new();
     for wait in &picture.queue_waits {
@@ -339,8 +339,8 @@ fn queue_waiter_rows(picture: &Picture, tables: &Tables) -> Result<Vec<WaiterRow
     Ok(rows)
 }
 
-/// Whom the first in a queue waits for: those who hold slots of the semaphore; those who guard or are granted the lease, and
-/// sessions it is bound to. 0 is a prepared transaction. A lease that is not bound is nobody's process.
+/// Whom the first in a queue waits for: those who hold slots of the semaphore; those who guard or are granted the lease,
+/// and sessions it is bound to. 0 is a prepared transaction. A lease that is not bound is nobody's process.
 fn in_the_way(picture: &Picture, tables: &Tables, wait: &QueueWait) -> Result<Vec<i32>, Problem> {
     let queue = wait.queue;
     let is_granted = |row: &&Row| {

@@ -1,17 +1,16 @@
-//! Semaphores: at most N slots of a name taken at once, and who waits for one is served in order of arrival.
+//! Semaphores: at most N slots of a name taken at once; who waits for one is served in order of arrival.
 //!
-//! A slot is a session lock on a tag of its own, in the ledger and the registry like a named lock. For its n-th slot of
-//! a semaphore a session also holds the [count](Tag::slot_count) n, in share mode. How many sessions hold each count can be
-//! asked without taking anything, and their sum is how many slots are taken, whatever their numbers are.
+//! A slot is a session lock on a tag of its own, in the ledger and the registry like a named lock. Beside its n-th slot of
+//! a semaphore a session holds the [count](Tag::slot_count) n, in a mode that shuts nobody out. How many sessions hold a
+//! count can be asked without taking anything: added up, they are the slots taken, whatever their numbers.
 //!
-//! *Never more than N.* Who asks for N takes one of the slots 1 to N, which nobody else has then, so that all who ask for
-//! N are N at most. Others may have asked for more and hold slots above N. So a caller takes its slot, then its count, and
-//! *then* reads the sum; over N, it gives both back. A session that has n slots all the while has the counts 1 to n all the
-//! while, so the sum has everyone who held a slot before the caller did and holds it still. Who takes one later reads the
-//! caller's count: that is how it is if they had come one after the other. Counts are given back after their slots: one
-//! that is read too often refuses a caller whose call the release has not returned before.
+//! *Never more than N.* A caller of N gets one of the slots 1 to N, each of which one session has at a time: callers of N
+//! never have more than N. Callers of more may have slots above N. So a caller takes its slot, then its count, *then* adds
+//! up; over N, it gives both back. A session that has n slots throughout has the counts 1 to n throughout, so the sum has
+//! every slot that was taken before this caller's and is still. Whoever takes one after it adds up after it, and counts
+//! this one. A release gives back the slot, then the count: until it returns, the slot may still be counted.
 //!
-//! *In order.* Tries pass the [queue](super::super::queue) beside each other; who waits is alone at its head, ahead of all tries.
+//! *In order.* Tries pass the [queue] beside each other; who waits is alone at its head, and no try gets ahead of it.
 
 use super::{
     Lock, Request, Session, check_may_lock, check_not_parallel, hold_limit, lock_manager, not_held, who, with_session,
@@ -42,8 +41,8 @@ impl<'a> Lock<'a> {
     }
 }
 
-/// Takes a slot of a semaphore if fewer than `permits` are taken; its number, from 1 to `permits`, or None where the time is
-/// up.
+/// Takes a slot of a semaphore if fewer than `permits` are taken; its number, from 1 to `permits`, or None when the time
+/// is up.
 ///
 /// # Errors
 /// A rule's, the server's; [`Error::NotObtained`] when the server's `lock_timeout` ended the wait.
@@ -134,8 +133,8 @@ fn not_obtained(semaphore: &Lock<'_>, wait: Wait) -> Error {
 }
 
 impl Session {
-    /// Before a slot is asked for: fails where one more lock would pass the session's limit, or where it has slots of another
-    /// semaphore with the same key.
+    /// Before a slot is asked for: fails where one more lock would pass the session's limit, or where it has slots of
+    /// another semaphore with the same key.
     fn prepare_for_slot(&mut self, semaphore: &Lock<'_>) -> Result<(), Problem> {
         self.start();
         self.check_sentinel();
