@@ -320,6 +320,8 @@ fn in_a_parallel_worker() {
         "advisory_lock(1, 2)",
         "advisory_xact_lock(1)",
         "advisory_xact_lock(1, 2)",
+        "named_semaphore('$k', 1) is null",
+        "named_semaphore_release('$k', 1) is null",
         "named_unlock('$k held') is null",
         "named_unlock_all() is null",
         "named_lock_convert('$k held', 'share')",

@@ -14,13 +14,14 @@ fn database(stem: &str) -> (Server, Session) {
 }
 
 /// Every call that locks, waits for, leases, asks for or breaks a name; `NAME` stands for it.
-const LOCKING: [&str; 10] = [
+const LOCKING: [&str; 11] = [
     "select named_lock('NAME', '0')",
     "select named_lock_strict('NAME', '0')",
     "select named_lock('NAME', '0', cluster_wide => true)",
     "select named_xact_lock('NAME', '0')",
     "select named_xact_lock_strict('NAME', '0')",
     "call named_lock_wait('NAME', '0')",
+    "select named_semaphore('NAME', 1, '0')",
     "select acquired from lease_acquire('NAME', '10 s')",
     "call lease_acquire_wait('NAME', '10 s', '0')",
     "select lease_request('NAME')",

@@ -250,6 +250,8 @@ mod tests {
             ("named_lock_convert", "name mode timeout cluster_wide"),
             ("named_lock_extend", "name hold_limit cluster_wide"),
             ("named_lock_key", "name cluster_wide database classid objid objsubid"),
+            ("named_semaphore", "name permits timeout hold_limit"),
+            ("named_semaphore_release", "name slot"),
             (
                 "lease_acquire",
                 "name ttl timeout owner payload permits bound acquired token remaining expires_at holder retry_after",

@@ -42,6 +42,8 @@ mod names;
 #[cfg(test)]
 mod pools;
 #[cfg(test)]
+mod semaphores;
+#[cfg(test)]
 mod sets;
 #[cfg(test)]
 mod size;

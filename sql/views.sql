@@ -59,8 +59,8 @@ SELECT h.kind,
        h.objsubid
   FROM @extschema@.lock_holders() AS h
   LEFT JOIN pg_catalog.pg_prepared_xact() AS p ON p.transaction OPERATOR(pg_catalog.=) h.prepared;
-COMMENT ON VIEW lock_holders IS 'one row for each holder of a named or native advisory lock or a lease of this database';
-COMMENT ON COLUMN lock_holders.kind IS 'session, transaction, lease, or advisory (a native advisory lock)';
+COMMENT ON VIEW lock_holders IS 'one row for each holder of a named or native advisory lock, a slot of a semaphore or a lease of this database';
+COMMENT ON COLUMN lock_holders.kind IS 'session, transaction, semaphore, lease, or advisory (a native advisory lock)';
 COMMENT ON COLUMN lock_holders.domain IS 'what stands before the first colon of the name';
 COMMENT ON COLUMN lock_holders.name IS 'the name; NULL for other roles'' locks (but for pg_read_all_stats) and for prepared transactions after a restart';
 COMMENT ON COLUMN lock_holders.mode IS 'the mode in which it is held; NULL for leases';
@@ -78,12 +78,12 @@ COMMENT ON COLUMN lock_holders.remaining IS 'how long is left until then';
 COMMENT ON COLUMN lock_holders.token IS 'the fencing token of a lease; NULL but for members of the role that acquired it';
 COMMENT ON COLUMN lock_holders.owner IS 'the owner of a lease';
 COMMENT ON COLUMN lock_holders.payload IS 'the payload of a lease';
-COMMENT ON COLUMN lock_holders.waiters IS 'how many sessions wait for this lock';
+COMMENT ON COLUMN lock_holders.waiters IS 'how many sessions wait for this lock, or for any slot of the semaphore';
 COMMENT ON COLUMN lock_holders.database IS 'the database the lock is in; NULL when it is cluster-wide';
 COMMENT ON COLUMN lock_holders.gid IS 'the identifier of the prepared transaction that holds it';
 COMMENT ON COLUMN lock_holders.classid IS 'as in pg_locks';
 COMMENT ON COLUMN lock_holders.objid IS 'as in pg_locks';
-COMMENT ON COLUMN lock_holders.objsubid IS 'as in pg_locks; of a lease, the lock that guards of it hold';
+COMMENT ON COLUMN lock_holders.objsubid IS 'as in pg_locks; of a lease, the lock that guards of it hold; of a slot, (objsubid & 2047) + 1 is its number';
 
 CREATE FUNCTION lock_waiters(
     OUT kind text,
@@ -117,8 +117,8 @@ SELECT w.kind,
        w.queue_position,
        w.blocked_by
   FROM @extschema@.lock_waiters() AS w;
-COMMENT ON VIEW lock_waiters IS 'one row for each session that waits for a named or native advisory lock or a lease';
-COMMENT ON COLUMN lock_waiters.kind IS 'session, transaction, lease, or advisory (a native advisory lock)';
+COMMENT ON VIEW lock_waiters IS 'one row for each session that waits for a named or native advisory lock, a semaphore or a lease';
+COMMENT ON COLUMN lock_waiters.kind IS 'session, transaction, semaphore, lease, or advisory (a native advisory lock)';
 COMMENT ON COLUMN lock_waiters.domain IS 'what stands before the first colon of the name';
 COMMENT ON COLUMN lock_waiters.name IS 'the name; NULL for other roles'' waits, but for pg_read_all_stats';
 COMMENT ON COLUMN lock_waiters.mode IS 'the mode asked for; NULL for leases';
@@ -129,7 +129,7 @@ COMMENT ON COLUMN lock_waiters.wait_started IS 'since when it waits';
 COMMENT ON COLUMN lock_waiters.waited IS 'for how long it has waited';
 COMMENT ON COLUMN lock_waiters.deadline IS 'when its timeout ends the wait; NULL without one';
 COMMENT ON COLUMN lock_waiters.queue_position IS 'its place in the queue for that lock, from 1';
-COMMENT ON COLUMN lock_waiters.blocked_by IS 'the processes it waits for, as pg_blocking_pids() tells; for the first in a lease''s queue those that guard or are granted the lease';
+COMMENT ON COLUMN lock_waiters.blocked_by IS 'the processes it waits for, as pg_blocking_pids() tells; for the first in a queue those that hold slots of the semaphore, or guard or are granted the lease';
 
 CREATE FUNCTION lock_graph()
 RETURNS text

@@ -18,6 +18,7 @@ pgrx::extension_sql_file!("../sql/named_locks.sql", name = "named_locks", requir
 pgrx::extension_sql_file!("../sql/sets.sql", name = "sets", requires = ["types"]);
 pgrx::extension_sql_file!("../sql/trees.sql", name = "trees", requires = ["types"]);
 pgrx::extension_sql_file!("../sql/native_locks.sql", name = "native_locks", requires = ["types"]);
+pgrx::extension_sql_file!("../sql/semaphores.sql", name = "semaphores", requires = ["types"]);
 pgrx::extension_sql_file!("../sql/domains.sql", name = "domains", requires = ["types"]);
 pgrx::extension_sql_file!("../sql/leases.sql", name = "leases", requires = ["types"]);
 pgrx::extension_sql_file!("../sql/views.sql", name = "views", requires = ["leases"]);

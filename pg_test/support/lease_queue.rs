@@ -54,16 +54,16 @@ pub fn give_back(session: &mut Session, name: &str, token: i64) {
     assert!(session.flag(&format!("select lease_release('{name}', {token})")), "{name} {token} was not held any more");
 }
 
-/// Where a session stands in a lease's queue, from 1; 0: nowhere.
+/// Where a session stands in a lease's or a semaphore's queue, from 1; 0: nowhere.
 #[track_caller]
 pub fn position(watch: &mut Session, pid: i32) -> i64 {
     watch.int(&format!(
-        "select coalesce((select queue_position from lock_waiters where kind = 'lease' and pid = {pid}), 0)"
+        "select coalesce((select queue_position from lock_waiters where kind in ('lease', 'semaphore') and pid = {pid}), 0)"
     ))
 }
 
-/// Waits until a session stands at that place of a lease's queue, and sleeps there: the first on its latch, the others
-/// in the lock manager's queue.
+/// Waits until a session stands at that place of a lease's or a semaphore's queue, and sleeps there: the first on its
+/// latch, the others in the lock manager's queue.
 #[track_caller]
 pub fn until_queued(watch: &mut Session, pid: i32, place: i64) {
     let sleep = if place == 1 { "Extension" } else { "Lock" };

@@ -3,6 +3,7 @@
 use crate::rules::error::Error;
 use crate::rules::holds::Scope;
 use crate::rules::interval::{Interval, Wait, hold_limit_micros};
+use crate::rules::key::MAX_PERMITS;
 use crate::rules::mode::Mode;
 use crate::rules::name::{MAX_NAMES, Name};
 use crate::rules::tree::Path;
@@ -18,6 +19,20 @@ use pgrx::pg_sys;
 /// The value of an argument that must not be NULL.
 pub fn required<T>(argument: &'static str, value: Option<T>) -> Result<T, Problem> {
     value.ok_or_else(|| Error::Null { argument }.into())
+}
+
+/// How many grants a lease may have at once, or slots a semaphore.
+pub fn permits(permits: Option<i32>) -> Result<u16, Problem> {
+    one_to_max(required("permits", permits)?).ok_or_else(|| Error::Permits.into())
+}
+
+/// The number of a semaphore's slot.
+pub fn slot(slot: Option<i32>) -> Result<u16, Problem> {
+    one_to_max(required("slot", slot)?).ok_or_else(|| Error::Slot.into())
+}
+
+fn one_to_max(number: i32) -> Option<u16> {
+    u16::try_from(number).ok().filter(|number| (1..=MAX_PERMITS).contains(number))
 }
 
 /// A named lock.

@@ -1,9 +1,8 @@
 //! Leases. Arguments in the order of `sql/leases.sql`.
 
-use super::arguments::required;
+use super::arguments::{permits, required};
 use crate::rules::error::Error;
 use crate::rules::interval::{Wait, keep_for_micros, ttl_micros};
-use crate::rules::key::MAX_PERMITS;
 use crate::rules::name::{MAX_NAME_BYTES, Name};
 use crate::server::arguments::{Arguments, Jsonb, Row, ServerText, interval, timestamp};
 use crate::server::lease::{Answer, Lease, Request};
@@ -44,16 +43,12 @@ fn short_text<'a>(argument: &'static str, text: Option<&'a [u8]>) -> Result<Opti
 /// a call without a timeout is under, in milliseconds, 0 for none.
 fn request<'a>(fcinfo: pg_sys::FunctionCallInfo, lease: &Lease<'_>, lock_timeout: i32) -> Result<Request<'a>, Problem> {
     let args = Arguments::of(fcinfo);
-    let permits = required("permits", args.integer(5))?;
     let mut request = Request {
         ttl: ttl_micros(required("ttl", args.interval(1))?)?,
         wait: Wait::from_timeout(args.interval(2))?,
         owner: short_text("owner", args.server_text(3))?,
         payload: args.jsonb(4),
-        permits: u16::try_from(permits)
-            .ok()
-            .filter(|permits| (1..=MAX_PERMITS).contains(permits))
-            .ok_or(Error::Permits)?,
+        permits: permits(args.integer(5))?,
         bound: required("bound", args.boolean(6))?,
     };
     if let Some(rule) = lease.rule()? {

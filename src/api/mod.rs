@@ -5,6 +5,7 @@ mod domains;
 mod leases;
 mod named;
 mod native;
+mod semaphores;
 mod sets;
 mod trees;
 mod views;

@@ -67,6 +67,8 @@ pub enum Error {
     KeepFor,
     #[error("permits must be between 1 and {MAX_PERMITS}")]
     Permits,
+    #[error("slot must be between 1 and {MAX_PERMITS}")]
+    Slot,
     #[error("{lease} is in use with {permits} permits, not {asked}")]
     PermitsDiffer { lease: String, permits: u16, asked: u16 },
     #[error("could not acquire {lease}{}", waited(.wait))]
@@ -229,6 +231,7 @@ impl Error {
             | Error::Ttl
             | Error::KeepFor
             | Error::Permits
+            | Error::Slot
             | Error::PermitsDiffer { .. }
             | Error::OverMaxHold { .. }
             | Error::DomainWithColon { .. }

@@ -30,12 +30,16 @@ pub enum Kind {
     Sentinel = 1,
     /// One of several permits of a lease; see [`Tag::permit`].
     Permit = 2,
-    /// The queue for a lease; see [`Tag::queue`].
+    /// A queue; see [`Tag::lease_queue`], [`Tag::semaphore_queue`].
     Queue = 3,
     /// The right to raise the fencing tokens' sequence; see [`Tag::token_floor`].
     TokenFloor = 4,
     /// A lease as a whole; see [`Tag::lease`].
     Lease = 5,
+    /// A slot of a semaphore; see [`Tag::slot`].
+    Slot = 6,
+    /// That a session has slots of a semaphore; see [`Tag::slot_count`].
+    SlotCount = 7,
 }
 
 impl Kind {
@@ -44,11 +48,15 @@ impl Kind {
     }
 }
 
-/// How many permits a lease can have: their numbers stand in the low bits of [`Tag::permit`].
+/// How many permits a lease or a semaphore can have: their numbers stand in the low bits of [`Tag::permit`], [`Tag::slot`].
 pub const MAX_PERMITS: u16 = 1 << KIND_SHIFT;
 
-/// What a lease's rows and tags are found by: XXH3-64 of its name.
-pub fn lease_key(name: Name<'_>) -> u64 {
+/// The low bits of the queues' tags.
+const LEASE_QUEUE: u16 = 0;
+const SEMAPHORE_QUEUE: u16 = 1;
+
+/// What a lease's rows and tags, and a semaphore's tags, are found by: XXH3-64 of its name.
+pub fn key_of(name: Name<'_>) -> u64 {
     xxh3_64(name.bytes())
 }
 
@@ -71,6 +79,8 @@ pub struct Tag {
 pub enum Space {
     /// A named lock.
     Named,
+    /// A slot of a semaphore.
+    Slot,
     /// A native advisory lock of SQL.
     Native,
     /// An internal lock of this extension.
@@ -124,8 +134,24 @@ impl Tag {
     }
 
     /// The queue for a lease: whoever holds it is next.
-    pub fn queue(key: u64, database: u32) -> Self {
-        Self::from_hash(database, key, Kind::Queue.class(0))
+    pub fn lease_queue(key: u64, database: u32) -> Self {
+        Self::from_hash(database, key, Kind::Queue.class(LEASE_QUEUE))
+    }
+
+    /// The queue for a semaphore: whoever holds it is next. It stands for the semaphore as a whole too.
+    pub fn semaphore_queue(key: u64, database: u32) -> Self {
+        Self::from_hash(database, key, Kind::Queue.class(SEMAPHORE_QUEUE))
+    }
+
+    /// A slot of a semaphore, by its number from 1 to [`MAX_PERMITS`].
+    pub fn slot(key: u64, number: u16, database: u32) -> Self {
+        Self::from_hash(database, key, Kind::Slot.class((number - 1) & DOMAIN_MASK))
+    }
+
+    /// Held in share mode by every session that has at least so many slots of a semaphore, from 1 to [`MAX_PERMITS`]. All
+    /// of these together have as many holders as slots are taken.
+    pub fn slot_count(key: u64, at_least: u16, database: u32) -> Self {
+        Self::from_hash(database, key, Kind::SlotCount.class((at_least - 1) & DOMAIN_MASK))
     }
 
     /// Held while the sequence of fencing tokens is raised.
@@ -139,6 +165,7 @@ impl Tag {
             CLASS_BIGINT | CLASS_PAIR => Space::Native,
             class if class & CLASS_MASK != CLASS_BASE => Space::Foreign,
             _ if self.is(Kind::Name) => Space::Named,
+            _ if self.is(Kind::Slot) => Space::Slot,
             _ => Space::Internal,
         }
     }
@@ -148,9 +175,39 @@ impl Tag {
         self.class & !DOMAIN_MASK == kind.class(0)
     }
 
-    /// The lease that a tag of kind [`Kind::Lease`], [`Kind::Permit`] or [`Kind::Queue`] is about.
-    pub fn lease_key(self) -> u64 {
+    /// Whether it is the queue of a semaphore.
+    pub fn is_semaphore(self) -> bool {
+        self.class == Kind::Queue.class(SEMAPHORE_QUEUE)
+    }
+
+    /// The semaphore that a slot is one of, as its queue's tag; None for other tags.
+    pub fn semaphore(self) -> Option<Self> {
+        self.is(Kind::Slot).then(|| Self::semaphore_queue(self.key(), self.database))
+    }
+
+    /// The number of a slot, from 1.
+    pub fn slot_number(self) -> u16 {
+        (self.class & DOMAIN_MASK) + 1
+    }
+
+    /// Whether another tag is this one or, where this is a semaphore, a slot of it.
+    pub fn covers(self, other: Self) -> bool {
+        self == other || other.semaphore() == Some(self)
+    }
+
+    /// What a lease's or a semaphore's tag is about.
+    pub fn key(self) -> u64 {
         self.hash64()
+    }
+
+    /// The tag as two words, for shared memory.
+    pub fn to_words(self) -> [u64; 2] {
+        [self.hash64(), u64::from(self.database) << 16 | u64::from(self.class)]
+    }
+
+    /// Out of such words.
+    pub fn from_words([hash, rest]: [u64; 2]) -> Self {
+        Self::from_hash((rest >> 16) as u32, hash, rest as u16)
     }
 
     /// A native lock as its SQL call shows it: `42` or `1, 2`.
@@ -260,13 +317,31 @@ mod tests {
                 (Tag::sentinel(pid, session, 5), Kind::Sentinel),
                 (Tag::lease(key as u64, 5), Kind::Lease),
                 (Tag::permit(key as u64, slot, 5), Kind::Permit),
-                (Tag::queue(key as u64, 5), Kind::Queue),
+                (Tag::lease_queue(key as u64, 5), Kind::Queue),
+                (Tag::semaphore_queue(key as u64, 5), Kind::Queue),
+                (Tag::slot_count(key as u64, slot + 1, 5), Kind::SlotCount),
                 (Tag::token_floor(5), Kind::TokenFloor),
             ] {
                 prop_assert_eq!(internal.space(), Space::Internal);
                 prop_assert!(internal.is(kind) && !named.is(kind) && !bigint.is(kind));
             }
-            prop_assert_eq!(Tag::permit(key as u64, slot, 5).lease_key(), key as u64);
+            prop_assert_eq!(Tag::permit(key as u64, slot, 5).key(), key as u64);
+        }
+
+        #[test]
+        fn a_semaphore_covers_its_slots_and_no_others(key: u64, other: u64, number in 1..=MAX_PERMITS) {
+            let (semaphore, slot) = (Tag::semaphore_queue(key, 5), Tag::slot(key, number, 5));
+            prop_assert_eq!(slot.space(), Space::Slot);
+            prop_assert_eq!(slot.slot_number(), number);
+            prop_assert_eq!(slot.semaphore(), Some(semaphore));
+            prop_assert!(semaphore.is_semaphore() && semaphore.covers(slot) && slot.covers(slot));
+            prop_assert!(!slot.covers(semaphore) && !Tag::lease_queue(key, 5).covers(slot));
+            prop_assert!(!Tag::semaphore_queue(key, 6).covers(slot));
+            prop_assert_eq!(Tag::semaphore_queue(other, 5).covers(slot), key == other);
+            prop_assert_eq!(Tag::slot(key, number % MAX_PERMITS + 1, 5).covers(slot), false);
+            for tag in [semaphore, slot, Tag::slot_count(key, number, 0)] {
+                prop_assert_eq!(Tag::from_words(tag.to_words()), tag);
+            }
         }
 
         #[test]

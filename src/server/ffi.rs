@@ -28,6 +28,7 @@ unsafe extern "C-unwind" {
     #[cfg(any(feature = "pg17", feature = "pg18"))]
     fn LockHeldByMe(tag: *const pg_sys::LOCKTAG, mode: pg_sys::LOCKMODE, or_stronger: bool) -> bool;
     pub fn LockErrorCleanup();
+    pub fn LockWaiterCount(tag: *const pg_sys::LOCKTAG) -> c_int;
 
     // utils/timeout.h
     pub fn get_timeout_active(id: TimeoutId) -> bool;

@@ -162,6 +162,13 @@ pub fn held(tag: Tag, mode: Mode) -> bool {
     unsafe { ffi::lock_held_by_me(&tag, mode.lockmode()) }
 }
 
+/// How many sessions hold a lock or wait for it, each counted once for each mode. Takes nothing, is in nobody's way.
+pub fn requests(tag: Tag) -> u32 {
+    let tag = locktag(tag);
+    // SAFETY: a tag with a valid method, for which the function raises no ERROR.
+    unsafe { ffi::LockWaiterCount(&tag) as u32 }
+}
+
 /// The server's `lock_timeout` in milliseconds.
 pub fn lock_timeout() -> i32 {
     // SAFETY: a plain global.

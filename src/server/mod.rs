@@ -20,6 +20,7 @@ pub mod lease;
 pub mod lock_manager;
 pub mod lock_table;
 pub mod process_local;
+pub mod queue;
 pub mod registry;
 pub mod report;
 pub mod session;

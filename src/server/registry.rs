@@ -10,8 +10,8 @@
 //! a slot in blocks beside them. All pieces are small enough for the area's pools: of larger ones it never gives a whole
 //! segment back to the operating system.
 //!
-//! Who waits for a lease is here too, for the views and for those who wake the next in its queue; and fencing tokens that
-//! were drawn and not yet handed out.
+//! Who waits for a lease or a semaphore is here too, for the views and for those who wake the first in its queue; and
+//! fencing tokens that were drawn and not yet handed out.
 
 use super::ffi;
 use super::latch;
@@ -68,8 +68,8 @@ struct Directory {
     prepared_count: u32,
     /// Clean the list when it has become so long.
     prepared_limit: u32,
-    /// How many processes wait for leases, as the first in a queue or behind it.
-    lease_waiters: AtomicU32,
+    /// How many processes wait in queues of ours, as the first or behind it.
+    queue_waiters: AtomicU32,
     /// Guards the fencing tokens in stock.
     tokens_lock: pg_sys::LWLock,
     /// One for each database that has leases, as far as there are so many.
@@ -97,12 +97,12 @@ struct Entry {
     deadline: AtomicI64,
     /// The first chunk.
     first: AtomicU64,
-    /// Whether this process waits for a lease: [`NOT_WAITING`], [`QUEUED`] or [`HEAD`].
-    lease_state: AtomicU32,
-    /// That lease's key.
-    lease_key: AtomicU64,
-    /// The [`LeaseWait`] that tells more of it; made at the first such wait.
-    lease_wait: AtomicU64,
+    /// Whether this process waits for a lease or a semaphore: [`NOT_WAITING`], [`QUEUED`] or [`HEAD`].
+    queue_state: AtomicU32,
+    /// The tag of the queue that it waits in, as words.
+    queue: [AtomicU64; 2],
+    /// The [`WaitNote`] that tells more of it; made at the first such wait.
+    wait_note: AtomicU64,
 }
 
 const NOT_WAITING: u32 = 0;
@@ -111,10 +111,9 @@ const QUEUED: u32 = 1;
 /// The first in the queue, to be waked by [`Registry::wake`].
 const HEAD: u32 = 2;
 
-/// What a process says of the lease that it waits for. Under its entry's lock.
+/// What a process says of the lease or the semaphore that it waits for. Under its entry's lock.
 #[repr(C)]
-struct LeaseWait {
-    database: u32,
+struct WaitNote {
     name_length: u32,
     since: i64,
     deadline: i64,
@@ -195,16 +194,14 @@ pub struct Published {
     pub deadline: Option<i64>,
 }
 
-/// What some process says of the lease that it waits for.
+/// What some process says of the lease or the semaphore that it waits for.
 #[derive(Clone, Debug)]
-pub struct WaitForLease {
+pub struct QueueWait {
     /// The process.
     pub pid: i32,
-    /// The lease's key.
-    pub key: u64,
-    /// The OID of the database that it is in.
-    pub database: u32,
-    /// The lease's name.
+    /// The tag of the queue.
+    pub queue: Tag,
+    /// The lease's or the semaphore's name.
     pub name: Vec<u8>,
     /// Since when, in microseconds of the server's clock.
     pub since: i64,
@@ -262,7 +259,7 @@ impl Registry {
             // SAFETY: under the entry's lock.
             joined.with_entry_locked(|area| unsafe { entry.clear(area) });
             entry.deadline.store(NO_DEADLINE, Ordering::Relaxed);
-            joined.end_lease_wait();
+            joined.end_queue_wait();
             // SAFETY: a plain global.
             entry.pid.store(unsafe { pg_sys::MyProcPid }, Ordering::Relaxed);
             return Some(joined);
@@ -341,48 +338,49 @@ impl Registry {
         self.is_full.set(false);
     }
 
-    /// Tells that this process waits for a lease.
-    pub fn begin_lease_wait(&self, key: u64, database: u32, name: &[u8], since: i64, deadline: Option<i64>) {
+    /// Tells that this process waits in a queue.
+    pub fn begin_queue_wait(&self, queue: Tag, name: &[u8], since: i64, deadline: Option<i64>) {
         // SAFETY: this process's entry, and the directory.
         let (entry, directory) = unsafe { (&*self.entry, &*self.directory) };
-        let wait = match entry.lease_wait.load(Ordering::Relaxed) {
-            NO_POINTER => self.allocate::<LeaseWait>(),
-            pointer => self.address(pointer).map(|wait| (pointer, wait)),
+        let note = match entry.wait_note.load(Ordering::Relaxed) {
+            NO_POINTER => self.allocate::<WaitNote>(),
+            pointer => self.address(pointer).map(|note| (pointer, note)),
         };
-        if let Some((pointer, wait)) = wait {
-            self.with_entry_locked(|_| {
+        self.with_entry_locked(|_| {
+            if let Some((pointer, note)) = note {
                 // SAFETY: this process's memory, under its lock; a name fits.
                 unsafe {
-                    (*wait).database = database;
-                    (*wait).name_length = name.len() as u32;
-                    (&mut (*wait).name)[..name.len()].copy_from_slice(name);
-                    (*wait).since = since;
-                    (*wait).deadline = deadline.unwrap_or(NO_DEADLINE);
+                    (*note).name_length = name.len() as u32;
+                    (&mut (*note).name)[..name.len()].copy_from_slice(name);
+                    (*note).since = since;
+                    (*note).deadline = deadline.unwrap_or(NO_DEADLINE);
                 }
-                entry.lease_wait.store(pointer, Ordering::Relaxed);
-                Some(())
-            });
-        }
-        entry.lease_key.store(key, Ordering::Relaxed);
-        if entry.lease_state.swap(QUEUED, Ordering::Release) == NOT_WAITING {
-            directory.lease_waiters.fetch_add(1, Ordering::Relaxed);
+                entry.wait_note.store(pointer, Ordering::Relaxed);
+            }
+            for (word, value) in entry.queue.iter().zip(queue.to_words()) {
+                word.store(value, Ordering::Relaxed);
+            }
+            Some(())
+        });
+        if entry.queue_state.swap(QUEUED, Ordering::Release) == NOT_WAITING {
+            directory.queue_waiters.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Tells that this process is the first in the queue for the lease that it waits for.
-    pub fn lead_lease_wait(&self) {
+    /// Tells that this process is the first in the queue that it waits in.
+    pub fn lead_queue_wait(&self) {
         // SAFETY: this process's entry.
-        unsafe { (*self.entry).lease_state.store(HEAD, Ordering::Release) };
+        unsafe { (*self.entry).queue_state.store(HEAD, Ordering::Release) };
         // What is looked at after this cannot be missed: who changes it then sees that somebody waits.
         fence(Ordering::SeqCst);
     }
 
-    /// Tells that this process does not wait for a lease any more.
-    pub fn end_lease_wait(&self) {
+    /// Tells that this process does not wait in a queue any more.
+    pub fn end_queue_wait(&self) {
         // SAFETY: this process's entry, and the directory.
         let (entry, directory) = unsafe { (&*self.entry, &*self.directory) };
-        if entry.lease_state.swap(NOT_WAITING, Ordering::Relaxed) != NOT_WAITING {
-            directory.lease_waiters.fetch_sub(1, Ordering::Relaxed);
+        if entry.queue_state.swap(NOT_WAITING, Ordering::Relaxed) != NOT_WAITING {
+            directory.queue_waiters.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -407,51 +405,50 @@ impl Registry {
         result
     }
 
-    fn has_lease_waiters(&self) -> bool {
+    fn has_queue_waiters(&self) -> bool {
         fence(Ordering::SeqCst);
         // SAFETY: the directory is there as long as the server.
-        unsafe { &(*self.directory).lease_waiters }.load(Ordering::Relaxed) > 0
+        unsafe { &(*self.directory).queue_waiters }.load(Ordering::Relaxed) > 0
     }
 
-    /// Wakes the first in the queue for a lease. For after something that it may wait for has come true.
-    pub fn wake(&self, key: u64) {
-        if !self.has_lease_waiters() {
+    /// Wakes the first in a queue. For after something that it may wait for has come true.
+    pub fn wake(&self, queue: Tag) {
+        if !self.has_queue_waiters() {
             return;
         }
         for number in 0..ffi::max_processes() {
             // SAFETY: the directory is followed by so many entries.
             let entry = unsafe { &*entries(self.directory).add(number) };
-            if entry.lease_state.load(Ordering::Acquire) == HEAD && entry.lease_key.load(Ordering::Relaxed) == key {
+            if entry.queue_state.load(Ordering::Acquire) == HEAD && entry.queue() == queue {
                 latch::set(number);
             }
         }
     }
 
-    /// Who waits for leases.
-    pub fn read_lease_waits(&self) -> Vec<WaitForLease> {
+    /// Who waits in queues.
+    pub fn read_queue_waits(&self) -> Vec<QueueWait> {
         let mut waits = Vec::new();
-        if !self.has_lease_waiters() {
+        if !self.has_queue_waiters() {
             return waits;
         }
         for number in 0..ffi::max_processes() {
             // SAFETY: the directory is followed by so many entries.
             let entry = unsafe { &*entries(self.directory).add(number) };
-            if entry.lease_state.load(Ordering::Acquire) == NOT_WAITING {
+            if entry.queue_state.load(Ordering::Acquire) == NOT_WAITING {
                 continue;
             }
             with_lock(&raw const entry.lock, pg_sys::LWLockMode::LW_SHARED, || {
-                let state = entry.lease_state.load(Ordering::Acquire);
-                let pointer = entry.lease_wait.load(Ordering::Relaxed);
+                let state = entry.queue_state.load(Ordering::Acquire);
+                let pointer = entry.wait_note.load(Ordering::Relaxed);
                 if state != NOT_WAITING && pointer != NO_POINTER {
                     // SAFETY: memory of the entry, under its lock.
-                    let wait = unsafe { &*self.address::<LeaseWait>(pointer)? };
-                    waits.push(WaitForLease {
+                    let note = unsafe { &*self.address::<WaitNote>(pointer)? };
+                    waits.push(QueueWait {
                         pid: entry.pid.load(Ordering::Relaxed),
-                        key: entry.lease_key.load(Ordering::Relaxed),
-                        database: wait.database,
-                        name: wait.name[..wait.name_length as usize].to_vec(),
-                        since: wait.since,
-                        deadline: (wait.deadline != NO_DEADLINE).then_some(wait.deadline),
+                        queue: entry.queue(),
+                        name: note.name[..note.name_length as usize].to_vec(),
+                        since: note.since,
+                        deadline: (note.deadline != NO_DEADLINE).then_some(note.deadline),
                         is_head: state == HEAD,
                     });
                 }
@@ -477,7 +474,7 @@ impl Registry {
 
     /// Leaves the registry, at the end of the session.
     pub fn leave(self) {
-        self.end_lease_wait();
+        self.end_queue_wait();
         let entry = self.entry;
         self.with_entry_locked(|area| {
             // SAFETY: this process's entry, under its lock.
@@ -493,7 +490,7 @@ impl Registry {
         unsafe { shared_memory_call(|| ffi::dsa_trim(area)) };
     }
 
-    /// Everything that all sessions and prepared transactions have published, or all about one lock.
+    /// Everything that all sessions and prepared transactions have published, or all that a tag [covers](Tag::covers).
     pub fn read(&self, only: Option<Tag>) -> Vec<Published> {
         // A process lets go of segments that others have freed when it next calls into the area.
         self.address::<Directory>(self.directory_pointer);
@@ -629,7 +626,7 @@ impl Registry {
             // SAFETY: a node of the list, under its lock.
             let node = unsafe { &*self.address::<PreparedName>(next)? };
             next = node.next;
-            if only.is_none_or(|tag| tag == node.tag) {
+            if only.is_none_or(|only| only.covers(node.tag)) {
                 published.push(Published {
                     by: Party::Prepared(node.virtual_transaction.0, node.virtual_transaction.1),
                     tag: node.tag,
@@ -711,6 +708,11 @@ impl Registry {
 const MIN_PREPARED_LIMIT: u32 = 64;
 
 impl Entry {
+    /// The tag of the queue that its process waits in, if it does.
+    fn queue(&self) -> Tag {
+        Tag::from_words([0, 1].map(|word| self.queue[word].load(Ordering::Relaxed)))
+    }
+
     /// Empties it; None, with its lock gone, where memory could not be reached, which is lost then.
     ///
     /// # Safety
@@ -719,7 +721,7 @@ impl Entry {
         self.pid.store(0, Ordering::Relaxed);
         // SAFETY: the caller's; only this entry leads there.
         unsafe {
-            match self.lease_wait.swap(NO_POINTER, Ordering::Relaxed) {
+            match self.wait_note.swap(NO_POINTER, Ordering::Relaxed) {
                 NO_POINTER => {}
                 pointer => free(area, pointer)?,
             }
@@ -887,8 +889,8 @@ fn write(slot: *mut Slot, change: impl FnOnce(&mut Body)) {
     }
 }
 
-/// Copies a slot of any process and its name; None if it says nothing (about that lock). `long_name` tells where a name
-/// stands that is too long for the slot.
+/// Copies a slot of any process and its name; None if it says nothing (about what that tag covers). `long_name` tells where
+/// a name stands that is too long for the slot.
 fn read(slot: *const Slot, only: Option<Tag>, long_name: impl Fn() -> Option<*const u8>) -> Option<(Body, Vec<u8>)> {
     for _ in 0..MAX_READ_TRIES {
         // SAFETY: the slot's memory stays; a copy torn by its writer is thrown away.
@@ -896,7 +898,7 @@ fn read(slot: *const Slot, only: Option<Tag>, long_name: impl Fn() -> Option<*co
             let before = (*slot).sequence.load(Ordering::Acquire);
             let in_use = std::ptr::read_volatile(&raw const (*slot).body.in_use);
             let tag = std::ptr::read_volatile(&raw const (*slot).body.tag);
-            let is_wanted = in_use != 0 && only.is_none_or(|only| only == tag);
+            let is_wanted = in_use != 0 && only.is_none_or(|only| only.covers(tag));
             let copy = is_wanted.then(|| {
                 let body = std::ptr::read_volatile(&raw const (*slot).body);
                 let length = usize::from(body.name_length).min(MAX_NAME_BYTES);

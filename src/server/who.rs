@@ -6,7 +6,7 @@ use super::clock;
 use super::ffi;
 use super::lease::{self, See};
 use super::lock_table::{self, LockTable, Row};
-use super::registry::{Party, Published, WaitForLease};
+use super::registry::{Party, Published, QueueWait};
 use super::report::Problem;
 use super::session::{self, describe, published};
 use super::tables::Tables;
@@ -25,7 +25,7 @@ use std::net::IpAddr;
 /// One holder of a lock: one session or prepared transaction, in one scope and one mode.
 #[derive(Clone, Debug)]
 pub struct HolderRow {
-    /// `session`, `transaction`, `lease` or `advisory`; None where shared memory for it could not be had.
+    /// `session`, `transaction`, `semaphore`, `lease` or `advisory`; None where shared memory for it could not be had.
     pub kind: Option<&'static str>,
     /// The lock.
     pub tag: Tag,
@@ -69,7 +69,7 @@ pub struct Lease {
 /// One session that waits for a lock.
 #[derive(Clone, Debug)]
 pub struct WaiterRow {
-    /// `session`, `transaction`, `lease` or `advisory`.
+    /// `session`, `transaction`, `semaphore`, `lease` or `advisory`.
     pub kind: Option<&'static str>,
     /// Its name, where known and visible.
     pub name: Option<Vec<u8>>,
@@ -101,13 +101,15 @@ struct Picture {
     sessions: HashMap<i32, Activity>,
     may_see_all: bool,
     waiters: HashMap<Tag, i32>,
+    queue_waits: Vec<QueueWait>,
 }
 
 impl Picture {
+    /// All, or all that a tag covers.
     fn read(only: Option<Tag>) -> Self {
         let mut table = lock_table::read();
         table.rows.retain(|row| {
-            only.is_none_or(|tag| tag == row.tag || row.tag.space() == Space::Internal)
+            only.is_none_or(|only| only.covers(row.tag) || row.tag.space() == Space::Internal)
                 && row.tag.space() != Space::Foreign
         });
         let mut names = HashMap::new();
@@ -116,7 +118,9 @@ impl Picture {
         }
         // A slot is published before its lock is asked for and cleared after it is released: what no slot speaks of, though
         // the table had it, was released in between, or was taken without a registry. The table knows.
-        let is_unknown = |row: &Row| row.tag.space() == Space::Named && !names.contains_key(&(party(row), row.tag));
+        let is_unknown = |row: &Row| {
+            matches!(row.tag.space(), Space::Named | Space::Slot) && !names.contains_key(&(party(row), row.tag))
+        };
         if table.rows.iter().any(is_unknown) {
             let now: HashSet<(Party, Tag)> = lock_table::read().rows.iter().map(|row| (party(row), row.tag)).collect();
             table.rows.retain(|row| !is_unknown(row) || now.contains(&(party(row), row.tag)));
@@ -125,7 +129,8 @@ impl Picture {
         for row in table.rows.iter().filter(|row| row.waits_for.is_some()) {
             *waiters.entry(row.tag).or_insert(0) += 1;
         }
-        Self { table, names, sessions: activity::read(), may_see_all: activity::may_see_all(), waiters }
+        let queue_waits = session::queue_waits();
+        Self { table, names, sessions: activity::read(), may_see_all: activity::may_see_all(), waiters, queue_waits }
     }
 
     fn published(&self, row: &Row) -> Option<&Published> {
@@ -174,7 +179,10 @@ impl Picture {
                 activity: self.activity(row.pid).cloned(),
                 acquired_at: None,
                 limit: None,
-                waiters: self.waiters.get(&row.tag).copied().unwrap_or(0),
+                waiters: match row.tag.semaphore() {
+                    Some(semaphore) => count_waits(&self.queue_waits, semaphore),
+                    None => self.waiters.get(&row.tag).copied().unwrap_or(0),
+                },
                 lease: None,
             };
             let counts = |scope: Scope| match (published, mode) {
@@ -182,12 +190,17 @@ impl Picture {
                 _ => 0,
             };
             let since = |scope: Scope| published.map(|published| published.since[scope as usize]).filter(|&at| at > 0);
-            let is_native = row.tag.space() == Space::Native;
             let by_session = counts(Scope::Session);
             let by_transaction = counts(Scope::Transaction);
-            if is_native {
+            let (kind, holds) = match row.tag.space() {
+                Space::Native => (Some("advisory"), None),
+                Space::Slot => (Some("semaphore"), Some(1)),
+                _ => (None, None),
+            };
+            if kind.is_some() {
                 holders.push(HolderRow {
-                    kind: Some("advisory"),
+                    kind,
+                    holds,
                     acquired_at: since(Scope::Session).or(since(Scope::Transaction)),
                     limit: published.and_then(|published| published.limit),
                     ..holder
@@ -220,7 +233,7 @@ impl Picture {
     }
 }
 
-/// All holders of named and native locks, and of this database's leases.
+/// All holders of named and native locks and of slots of semaphores, and of this database's leases.
 ///
 /// # Errors
 /// The server's, where the leases cannot be read.
@@ -240,7 +253,6 @@ fn lease_rows(picture: &Picture, leases: Vec<lease::Row>) -> Vec<HolderRow> {
     let sentinels: HashSet<Tag> =
         picture.table.rows.iter().filter(|row| row.hold_mask != 0).map(|row| row.tag).collect();
     let is_there = |bound: Bound| in_recovery || sentinels.contains(&Tag::sentinel(bound.pid, bound.session, database));
-    let waits = session::waits_for_leases();
     let broken: HashSet<(u64, i64)> =
         leases.iter().filter(|row| row.is_break()).filter_map(|order| Some((order.key, order.for_token?))).collect();
     leases
@@ -270,7 +282,7 @@ fn lease_rows(picture: &Picture, leases: Vec<lease::Row>) -> Vec<HolderRow> {
                 activity: picture.activity(pid).cloned(),
                 acquired_at: Some(grant.term.acquired.wall),
                 limit: None,
-                waiters: count_waits(&waits, key),
+                waiters: count_waits(&picture.queue_waits, Tag::lease_queue(key, database)),
                 lease: Some(Lease {
                     grant,
                     remaining,
@@ -287,35 +299,35 @@ fn lease_rows(picture: &Picture, leases: Vec<lease::Row>) -> Vec<HolderRow> {
 pub fn lease_waiters(key: u64) -> i32 {
     // SAFETY: a plain global.
     let me = unsafe { pg_sys::MyProcPid };
-    let mut waits = session::waits_for_leases();
+    let mut waits = session::queue_waits();
     waits.retain(|wait| wait.pid != me);
-    count_waits(&waits, key)
+    count_waits(&waits, Tag::lease_queue(key, ffi::my_database()))
 }
 
-fn count_waits(waits: &[WaitForLease], key: u64) -> i32 {
-    let database = ffi::my_database();
-    waits.iter().filter(|wait| (wait.key, wait.database) == (key, database)).count() as i32
+fn count_waits(waits: &[QueueWait], queue: Tag) -> i32 {
+    waits.iter().filter(|wait| wait.queue == queue).count() as i32
 }
 
-/// Those who wait for leases: the first in each queue sleeps, the others are in the lock manager's queue behind it.
-fn lease_waiter_rows(picture: &Picture, tables: &Tables) -> Result<Vec<WaiterRow>, Problem> {
+/// Those who wait for leases and semaphores: the first in each queue sleeps, the others are in the lock manager's queue
+/// behind it.
+fn queue_waiter_rows(picture: &Picture, tables: &Tables) -> Result<Vec<WaiterRow>, Problem> {
     let mut rows = Vec::new();
-    for wait in session::waits_for_leases() {
+    for wait in &picture.queue_waits {
         let activity = picture.activity(Some(wait.pid));
-        let queue = Tag::queue(wait.key, wait.database);
+        let is_semaphore = wait.queue.is_semaphore();
         let (queue_position, blocked_by) = if wait.is_head {
-            (Some(1), in_the_way(picture, tables, &wait)?)
+            (Some(1), in_the_way(picture, tables, wait)?)
         } else {
-            let in_queue = |row: &Row| row.tag == queue && row.pid == Some(wait.pid) && row.waits_for.is_some();
+            let in_queue = |row: &Row| row.tag == wait.queue && row.pid == Some(wait.pid) && row.waits_for.is_some();
             if !picture.table.rows.iter().any(in_queue) {
                 continue; // not there yet, or not any more
             }
             (lock_table::queue_position(wait.pid).map(|position| position + 1), lock_table::blocking_pids(wait.pid))
         };
         rows.push(WaiterRow {
-            kind: Some("lease"),
-            name: picture.may_see(Some(wait.pid), wait.database).then_some(wait.name),
-            mode: None,
+            kind: Some(if is_semaphore { "semaphore" } else { "lease" }),
+            name: picture.may_see(Some(wait.pid), wait.queue.database).then(|| wait.name.clone()),
+            mode: is_semaphore.then_some(Mode::Exclusive),
             pid: wait.pid,
             activity: activity.cloned(),
             wait_started: Some(wait.since),
@@ -327,17 +339,18 @@ fn lease_waiter_rows(picture: &Picture, tables: &Tables) -> Result<Vec<WaiterRow
     Ok(rows)
 }
 
-/// Whom the first in the queue for a lease waits for: those who guard or are granted it, and sessions it is bound to. 0 is a
-/// prepared transaction. A lease that is not bound is nobody's process.
-fn in_the_way(picture: &Picture, tables: &Tables, wait: &WaitForLease) -> Result<Vec<i32>, Problem> {
+/// Whom the first in a queue waits for: those who hold slots of the semaphore; those who guard or are granted the lease,
+/// and sessions it is bound to. 0 is a prepared transaction. A lease that is not bound is nobody's process.
+fn in_the_way(picture: &Picture, tables: &Tables, wait: &QueueWait) -> Result<Vec<i32>, Problem> {
+    let queue = wait.queue;
     let is_granted = |row: &&Row| {
-        (row.tag.is(Kind::Lease) || row.tag.is(Kind::Permit))
-            && (row.tag.lease_key(), row.tag.database) == (wait.key, wait.database)
-            && row.hold_mask != 0
+        let is_of_lease = (row.tag.is(Kind::Lease) || row.tag.is(Kind::Permit))
+            && Tag::lease_queue(row.tag.key(), row.tag.database) == queue;
+        (is_of_lease || queue.covers(row.tag)) && row.tag != queue && row.hold_mask != 0
     };
     let mut pids: Vec<i32> = picture.table.rows.iter().filter(is_granted).map(|row| row.pid.unwrap_or(0)).collect();
-    if wait.database == ffi::my_database() {
-        let rows = lease::read(tables, wait.key, None, See::Committed, false)?;
+    if queue.database == ffi::my_database() && !queue.is_semaphore() {
+        let rows = lease::read(tables, queue.key(), None, See::Committed, false)?;
         pids.extend(lease_rows(picture, rows).iter().filter_map(|holder| holder.pid));
     }
     pids.sort_unstable();
@@ -356,7 +369,7 @@ fn holder_rows(picture: &Picture) -> Vec<HolderRow> {
         .collect()
 }
 
-/// All sessions that wait for a named or a native lock, or a lease.
+/// All sessions that wait for a named or a native lock, a lease or a semaphore.
 ///
 /// # Errors
 /// The server's, where the leases cannot be read.
@@ -386,7 +399,7 @@ pub fn all_waiters(tables: &Tables) -> Result<Vec<WaiterRow>, Problem> {
             })
         })
         .collect();
-    rows.extend(lease_waiter_rows(&picture, tables)?);
+    rows.extend(queue_waiter_rows(&picture, tables)?);
     Ok(rows)
 }
 
@@ -397,8 +410,8 @@ pub fn all_waiters(tables: &Tables) -> Result<Vec<WaiterRow>, Problem> {
 pub fn graph(tables: &Tables) -> Result<String, Problem> {
     let picture = Picture::read(None);
     let mut edges = Vec::new();
-    for waiter in lease_waiter_rows(&picture, tables)? {
-        let lock = waiter.name.map_or_else(|| "lease".to_owned(), |name| display(&name));
+    for waiter in queue_waiter_rows(&picture, tables)? {
+        let lock = waiter.name.map_or_else(|| waiter.kind.unwrap_or("lease").to_owned(), |name| display(&name));
         edges.push(Edge { waiter: waiter.pid, blocked_by: waiter.blocked_by, lock });
     }
     for row in picture.table.rows.iter().filter(|row| !row.tag.is(Kind::Queue)) {
@@ -424,7 +437,7 @@ pub fn graph(tables: &Tables) -> Result<String, Problem> {
     Ok(graph::mermaid(&edges, &labels))
 }
 
-/// Who holds a lock, for an error's DETAIL.
+/// Who holds a lock, or slots of a semaphore, for an error's DETAIL.
 pub fn holders(tag: Tag) -> Vec<error::Holder> {
     let picture = Picture::read(Some(tag));
     holder_rows(&picture).iter().map(for_error).collect()
@@ -442,13 +455,16 @@ pub fn holders_against(tag: Tag, mode: Mode) -> Vec<error::Holder> {
         .collect()
 }
 
-/// Fails where some other session holds or waits for the same tag by another name.
+/// Fails where some other session holds or waits for the same tag, or semaphore, by another name.
 ///
 /// # Errors
 /// [`Error::KeyClash`].
 pub fn check_name(tag: Tag, name: &[u8]) -> Result<(), Error> {
-    if tag.space() != Space::Named {
+    if tag.space() == Space::Native {
         return Ok(());
+    }
+    if tag.is_semaphore() {
+        check_waiters_name(tag, name)?;
     }
     // SAFETY: a plain global.
     let me = Party::Process(unsafe { pg_sys::MyProcPid });
@@ -460,10 +476,21 @@ pub fn check_name(tag: Tag, name: &[u8]) -> Result<(), Error> {
     }
     // Published is not held: ask the lock manager, now that it matters.
     let picture = Picture::read(Some(tag));
-    match picture.table.rows.iter().find(|row| row.tag == tag && others.contains(&party(row))) {
+    match picture.table.rows.iter().find(|row| tag.covers(row.tag) && others.contains(&party(row))) {
         Some(row) => {
             let other = picture.name(row).map(|name| display(&name));
             Err(Error::KeyClash { lock: describe(tag, name), other })
+        }
+        None => Ok(()),
+    }
+}
+
+fn check_waiters_name(queue: Tag, name: &[u8]) -> Result<(), Error> {
+    let waits = session::queue_waits();
+    match waits.iter().find(|wait| wait.queue == queue && wait.name != name) {
+        Some(wait) => {
+            let may_see = Picture::read(Some(queue)).may_see(Some(wait.pid), queue.database);
+            Err(Error::KeyClash { lock: describe(queue, name), other: may_see.then(|| display(&wait.name)) })
         }
         None => Ok(()),
     }

@@ -12,15 +12,14 @@ use crate::rules::name::display;
 use crate::server::arguments::Varlena;
 use crate::server::deadline::Deadline;
 use crate::server::lock_manager::{self, Outcome};
+use crate::server::queue::{self, Queue};
 use crate::server::report::Problem;
 use crate::server::session::{self, Touch};
-use crate::server::snapshot::{self, RowsKept};
-use crate::server::{activity, clock, latch, who};
+use crate::server::snapshot::RowsKept;
+use crate::server::{activity, clock, who};
 
 /// When to try again where nobody can say when the lease is free: 100 ms.
 const RETRY_AFTER: i64 = 100_000;
-/// The first in the queue looks after so many microseconds although nobody has waked it: 1 s.
-const LOOK_AGAIN: i64 = 1_000_000;
 /// With every fourth grant entries of the index are looked at, to delete rows that have ended and to mark the entries of
 /// deleted ones: four for each that a grant adds.
 const SWEEP_EVERY: i64 = 4;
@@ -99,11 +98,10 @@ impl Lease<'_> {
             request,
         };
         let first_try = self.try_acquire(&claim)?;
-        let Answer::Refused(refusal) = first_try else { return Ok(first_try) };
-        if request.wait == Wait::Try {
-            return Ok(Answer::Refused(refusal));
+        if request.wait == Wait::Try || matches!(first_try, Answer::Granted(..)) {
+            return Ok(first_try);
         }
-        match self.wait(&claim, refusal)? {
+        match self.wait(&claim)? {
             Answer::Refused(_) if request.wait.fails() => Err(self.not_obtained(request.wait)),
             answer => Ok(answer),
         }
@@ -120,48 +118,30 @@ impl Lease<'_> {
             return self.try_free_permits(claim, Some(free));
         }
         // Beside other tries; not beside the first in the queue, nor ahead of those who wait.
-        let queue = self.queue_tag();
-        if lock_manager::try_acquire(queue, Mode::Share, Scope::Transaction)? == Outcome::NotAvailable {
-            return Ok(Answer::Refused(Refusal::unknown()));
-        }
-        let answer = self.try_free_permits(claim, Some(free))?;
-        lock_manager::release(queue, Mode::Share, Scope::Transaction);
-        Ok(answer)
+        let answer = queue::pass(self.queue_tag(), || self.try_free_permits(claim, Some(free)).map(Some))?;
+        Ok(answer.unwrap_or(Answer::Refused(Refusal::unknown())))
     }
 
     /// Queues, and as the first in the queue sleeps until the lease is free.
-    fn wait(&self, claim: &Claim<'_>, refusal: Refusal) -> Result<Answer, Problem> {
-        let deadline = Deadline::of(claim.request.wait);
-        let Some(wait) = deadline.left() else { return Ok(Answer::Refused(refusal)) };
-        let waiting = Waiting::begin(self, deadline);
-        let queue = self.queue_tag();
-        let is_queued = !self.keeps_others_waiting();
-        if is_queued {
-            let description = self.describe();
-            snapshot::give_up_catalog_snapshot();
-            let outcome = lock_manager::wait(queue, Mode::Exclusive, Scope::Transaction, wait, &description)?;
-            if outcome == Outcome::NotAvailable {
-                // The holder may be another by now.
-                return Ok(Answer::Refused(self.refusal(&self.state(false)?)));
-            }
-        }
-        waiting.lead();
-        let answer = loop {
-            let rows_kept = RowsKept::new()?;
-            let refusal = match self.try_free_permits(claim, None)? {
-                Answer::Refused(refusal) => refusal,
-                granted => break granted,
-            };
-            drop(rows_kept);
-            let Some(left) = deadline.micros_left() else { break Answer::Refused(refusal) };
-            let expiry = refusal.until.map_or(LOOK_AGAIN, |(remaining, _)| remaining);
-            snapshot::give_up_catalog_snapshot();
-            latch::sleep(left.min(expiry).min(LOOK_AGAIN))?;
+    fn wait(&self, claim: &Claim<'_>) -> Result<Answer, Problem> {
+        let queue = Queue {
+            tag: self.queue_tag(),
+            name: self.name.bytes(),
+            description: self.describe(),
+            is_passed: self.keeps_others_waiting(),
         };
-        if is_queued {
-            lock_manager::release(queue, Mode::Exclusive, Scope::Transaction);
+        let granted = queue::wait(&queue, Deadline::of(claim.request.wait), || {
+            let _rows_kept = RowsKept::new()?;
+            Ok(match self.try_free_permits(claim, None)? {
+                Answer::Refused(refusal) => Err(refusal.until.map_or(queue::LOOK_AGAIN, |(remaining, _)| remaining)),
+                granted => Ok(granted),
+            })
+        })?;
+        match granted {
+            Some(granted) => Ok(granted),
+            // The holder may be another by now.
+            None => Ok(Answer::Refused(self.refusal(&self.state(false)?))),
         }
-        Ok(answer)
     }
 
     /// Whether this transaction guards, has been granted or has ended the lease: others cannot have it before its end, and so
@@ -329,27 +309,6 @@ struct Free {
     slots: Vec<u16>,
     /// Nobody has any.
     is_first: bool,
-}
-
-/// As long as it lives, others are told that this session waits for a lease.
-struct Waiting;
-
-impl Waiting {
-    fn begin(lease: &Lease<'_>, deadline: Deadline) -> Self {
-        session::begin_lease_wait(lease.key, lease.name.bytes(), deadline.at());
-        Self
-    }
-
-    /// As the first in the queue.
-    fn lead(&self) {
-        session::lead_lease_wait();
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        session::end_lease_wait();
-    }
 }
 
 /// Works with a tag if it is free; the tag is kept to the end of the transaction only if that comes to something.

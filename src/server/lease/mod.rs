@@ -30,7 +30,7 @@ use super::who;
 use crate::rules::domain::Rule;
 use crate::rules::error::{Error, LeaseHolder, Waited};
 use crate::rules::interval::Wait;
-use crate::rules::key::{Tag, lease_key};
+use crate::rules::key::{Tag, key_of};
 use crate::rules::lease::{Grant, Now};
 use crate::rules::name::{Name, display};
 use crate::rules::payload;
@@ -47,7 +47,7 @@ pub struct Lease<'a> {
 impl<'a> Lease<'a> {
     /// The lease of a name in this database.
     pub fn named(tables: Tables, name: Name<'a>) -> Self {
-        Self { tables, name, key: lease_key(name) }
+        Self { tables, name, key: key_of(name) }
     }
 
     /// The rule for its domain, if there is one.
@@ -88,7 +88,7 @@ impl<'a> Lease<'a> {
     }
 
     fn queue_tag(&self) -> Tag {
-        Tag::queue(self.key, ffi::my_database())
+        Tag::lease_queue(self.key, ffi::my_database())
     }
 
     /// The newest rows, and what they mean now.

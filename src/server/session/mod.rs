@@ -3,6 +3,7 @@
 //! The order of things in [`acquire`] is the heart of it: check, enter in the ledger and publish, ask the lock manager,
 //! and then settle or withdraw. No borrow of the state is held while the lock manager may wait.
 
+pub mod semaphores;
 pub mod sets;
 pub mod trees;
 
@@ -20,7 +21,7 @@ use crate::server::hold_limit;
 use crate::server::lock_manager::{self, Outcome};
 use crate::server::lock_table;
 use crate::server::process_local::ProcessLocal;
-use crate::server::registry::{Published, Registry, WaitForLease};
+use crate::server::registry::{Published, QueueWait, Registry};
 use crate::server::report::{self, Problem};
 use crate::server::settings::{self, SessionLocks};
 use crate::server::who;
@@ -73,6 +74,8 @@ impl<'a> Lock<'a> {
 pub fn describe(tag: Tag, name: &[u8]) -> String {
     match (tag.space(), tag.database) {
         (Space::Native, _) => format!("advisory lock ({})", tag.native_key()),
+        (Space::Slot, _) => format!("slot {} of semaphore \"{}\"", tag.slot_number(), display(name)),
+        _ if tag.is_semaphore() => format!("semaphore \"{}\"", display(name)),
         (_, 0) => format!("cluster-wide named lock \"{}\"", display(name)),
         (_, _) => format!("named lock \"{}\"", display(name)),
     }
@@ -102,6 +105,8 @@ pub(in crate::server) struct Session {
     /// How many sentinels have gone behind our back: each is another one.
     lost_sentinels: u64,
     leases: Leases,
+    /// The queues of the semaphores of which this session has, or had, slots.
+    semaphores: BTreeSet<Tag>,
     /// The process ends; it may have a transaction to abort before.
     is_ending: bool,
     /// Where aborting subtransactions had holds.
@@ -246,7 +251,7 @@ pub fn release(lock: &Lock<'_>, mode: Option<Mode>, all: bool) -> Result<u64, Pr
     released.ok_or_else(|| not_held(lock, mode).into())
 }
 
-/// Gives back every session hold of a named lock; how many there were.
+/// Gives back every session hold of a named lock and every slot of a semaphore; how many there were.
 ///
 /// # Errors
 /// [`Error::ParallelWorker`].
@@ -256,7 +261,7 @@ pub fn release_all() -> Result<u64, Problem> {
         session.check_sentinel();
         let mut released = 0;
         for place in session.ledger.places() {
-            if session.ledger.hold(place).tag().space() == Space::Named {
+            if matches!(session.ledger.hold(place).tag().space(), Space::Named | Space::Slot) {
                 while let Some(run) = session.ledger.hold(place).last_run(Scope::Session) {
                     released += session.release(place, run.mode, run.owner, run.count);
                 }
@@ -351,7 +356,7 @@ pub fn extend(lock: &Lock<'_>, hold_limit: Option<i64>) -> Result<Option<i64>, P
     }
 }
 
-/// The registry's contents, for the views; all about one lock, or (None) everything.
+/// The registry's contents, for the views; all about what a tag [covers](Tag::covers), or (None) everything.
 pub fn published(only: Option<Tag>) -> Vec<Published> {
     with_session(|session| {
         session.start();
@@ -359,11 +364,11 @@ pub fn published(only: Option<Tag>) -> Vec<Published> {
     })
 }
 
-/// Who waits for leases, for the views.
-pub fn waits_for_leases() -> Vec<WaitForLease> {
+/// Who waits for leases and semaphores, for the views.
+pub fn queue_waits() -> Vec<QueueWait> {
     with_session(|session| {
         session.start();
-        session.registry.as_ref().map(Registry::read_lease_waits).unwrap_or_default()
+        session.registry.as_ref().map(Registry::read_queue_waits).unwrap_or_default()
     })
 }
 
@@ -446,24 +451,24 @@ pub fn is_bound_session_there(bound: Bound) -> Result<bool, Problem> {
     }
 }
 
-/// Tells others that this session waits for a lease, until [`end_lease_wait`].
-pub fn begin_lease_wait(key: u64, name: &[u8], deadline: Option<i64>) {
+/// Tells others that this session waits in a queue, until [`end_queue_wait`].
+pub fn begin_queue_wait(queue: Tag, name: &[u8], deadline: Option<i64>) {
     with_session(|session| {
         session.start();
         if let Some(registry) = &session.registry {
-            registry.begin_lease_wait(key, ffi::my_database(), name, ffi::now(), deadline);
+            registry.begin_queue_wait(queue, name, ffi::now(), deadline);
         }
     });
 }
 
 /// Tells others that it is the first in the queue.
-pub fn lead_lease_wait() {
-    with_session(|session| session.registry.as_ref().map(Registry::lead_lease_wait));
+pub fn lead_queue_wait() {
+    with_session(|session| session.registry.as_ref().map(Registry::lead_queue_wait));
 }
 
 /// Tells others that the wait is over.
-pub fn end_lease_wait() {
-    with_session(|session| session.registry.as_ref().map(Registry::end_lease_wait));
+pub fn end_queue_wait() {
+    with_session(|session| session.registry.as_ref().map(Registry::end_queue_wait));
 }
 
 /// Asks the lock manager for a lock that the ledger has already entered.
@@ -500,6 +505,7 @@ impl Session {
             has_sentinel: false,
             lost_sentinels: 0,
             leases: Leases::new(),
+            semaphores: BTreeSet::new(),
             is_ending: false,
             struck: Vec::new(),
         }
@@ -644,6 +650,11 @@ impl Session {
             self.ledger.remove(place, mode, owner);
             released += 1;
         }
+        if let Some(semaphore) = tag.semaphore()
+            && released > 0
+        {
+            self.slot_released(semaphore);
+        }
         if released < count {
             self.ledger.forget(place, mode, Scope::Session); // released behind our back
         }
@@ -776,7 +787,7 @@ impl Session {
     /// The sentinel is gone, and with it the leases bound to this session: others need not wait for them.
     fn end_bound_leases(&mut self) {
         for key in std::mem::take(&mut self.leases.bound) {
-            self.wake(key);
+            self.wake_for_lease(key);
         }
     }
 
@@ -784,13 +795,18 @@ impl Session {
     fn wake_touched(&self, is_commit: bool, is_top_level: bool) {
         if is_top_level || !is_commit {
             let prolonged = self.leases.prolonged.iter().filter(|_| !is_commit);
-            self.leases.touched.iter().chain(prolonged).for_each(|&key| self.wake(key));
+            self.leases.touched.iter().chain(prolonged).for_each(|&key| self.wake_for_lease(key));
         }
     }
 
-    fn wake(&self, key: u64) {
+    fn wake_for_lease(&self, key: u64) {
+        self.wake(Tag::lease_queue(key, ffi::my_database()));
+    }
+
+    /// Wakes the first in a queue.
+    fn wake(&self, queue: Tag) {
         if let Some(registry) = &self.registry {
-            registry.wake(key);
+            registry.wake(queue);
         }
     }
 
@@ -828,6 +844,7 @@ impl Session {
         }
         // DISCARD ALL or an unlock function of the server's may have been what the statement did.
         self.check_sentinel();
+        self.check_semaphores();
         while let Some((place, limit)) = self.ledger.earliest_limit() {
             self.reconcile(place);
             if self.ledger.earliest_limit() == Some((place, limit)) {
@@ -866,8 +883,9 @@ impl Session {
             report::log(&format!("session ended: {overrun}"));
         }
         hold_limit::set(None);
+        // The server would release these only after this, when nobody can be waked any more.
+        self.release_slots();
         self.ledger = Ledger::default();
-        // The server would release it only after this, when nobody can be waked any more.
         self.release_sentinel();
         self.end_bound_leases();
         self.is_ending = true;
