@@ -46,6 +46,8 @@ mod size;
 #[cfg(test)]
 mod standby;
 #[cfg(test)]
+mod statistics;
+#[cfg(test)]
 mod support;
 #[cfg(test)]
 mod tokens;

@@ -5,4 +5,5 @@ mod domains;
 mod leases;
 mod named;
 mod native;
+mod statistics;
 mod views;

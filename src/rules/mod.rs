@@ -10,4 +10,5 @@ pub mod lease;
 pub mod mode;
 pub mod name;
 pub mod payload;
+pub mod statistics;
 pub mod token;

@@ -10,11 +10,13 @@
 //! a slot in blocks beside them. All pieces are small enough for the area's pools: of larger ones it never gives a whole
 //! segment back to the operating system.
 //!
-//! Who waits for a lease is here too, for the views and for those who wake the next in its queue.
+//! Who waits for a lease is here too, for the views and for those who wake the next in its queue; and what is counted, see
+//! [`statistics`].
 
 use super::ffi;
 use super::latch;
 use super::report;
+use super::statistics;
 use super::try_block::try_block;
 use crate::rules::holds::{Hold, IDLE_PLACES, Place, Scope};
 use crate::rules::key::Tag;
@@ -26,10 +28,10 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
 /// With the version of the layout: change it with any of the structs below.
-const CONTROL_NAME: &CStr = c"named_locks/2";
+const CONTROL_NAME: &CStr = c"named_locks/3";
 /// Frozen: asking for another size under a name already taken is an error.
 const CONTROL_SIZE: usize = 128;
-const CONTROL_MAGIC: u32 = 0x6E6C_0002;
+const CONTROL_MAGIC: u32 = 0x6E6C_0003;
 const TRANCHE_NAME: &CStr = c"named_locks";
 
 /// How many slots a chunk has.
@@ -46,7 +48,7 @@ const INLINE_NAME: usize = 96;
 const MAX_READ_TRIES: u32 = 10_000;
 
 const MODES: usize = Mode::ALL.len();
-const NO_POINTER: pg_sys::dsa_pointer = 0;
+pub(super) const NO_POINTER: pg_sys::dsa_pointer = 0;
 
 #[repr(C)]
 struct Control {
@@ -68,6 +70,7 @@ struct Directory {
     prepared_limit: u32,
     /// How many processes wait for leases, as the first in a queue or behind it.
     lease_waiters: AtomicU32,
+    statistics: statistics::Table,
 }
 
 /// One process's part.
@@ -117,7 +120,7 @@ struct Chunk {
 type Block = [[u8; MAX_NAME_BYTES]; BLOCK_NAMES];
 
 /// `utils/mmgr/dsa.c`: larger pieces get pages of their own.
-const MAX_POOLED: usize = 8192;
+pub(super) const MAX_POOLED: usize = 8192;
 const _: () = assert!(size_of::<Chunk>() <= MAX_POOLED && size_of::<Block>() <= MAX_POOLED);
 
 /// Shown as NULL.
@@ -248,6 +251,8 @@ impl Registry {
             joined.end_lease_wait();
             // SAFETY: a plain global.
             entry.pid.store(unsafe { pg_sys::MyProcPid }, Ordering::Relaxed);
+            // SAFETY: the directory is there as long as the server, and mapped as long as this process.
+            statistics::attach(joined.area, unsafe { &raw mut (*joined.directory).statistics });
             return Some(joined);
         }
         report::warn(
@@ -647,20 +652,14 @@ impl Registry {
         if self.is_full.get() {
             return None;
         }
-        let area = self.area;
-        let flags = (pg_sys::DSA_ALLOC_NO_OOM | pg_sys::DSA_ALLOC_ZERO) as i32;
-        // SAFETY: a server call with plain arguments.
-        let pointer = unsafe { shared_memory_call(|| ffi::dsa_allocate_extended(area, size_of::<T>(), flags)) };
-        let memory = pointer.filter(|&pointer| pointer != NO_POINTER).and_then(|pointer| self.address(pointer));
-        self.is_full.set(memory.is_none());
-        Some((pointer?, memory?))
+        let allocated = allocate_in(self.area);
+        self.is_full.set(allocated.is_none());
+        allocated
     }
 
     /// Where a pointer into the shared area leads; None where its segment cannot be mapped.
     fn address<T>(&self, pointer: pg_sys::dsa_pointer) -> Option<*mut T> {
-        let area = self.area;
-        // SAFETY: a pointer that an allocation in this area gave.
-        unsafe { shared_memory_call(|| ffi::dsa_get_address(area, pointer)) }.map(|address| address.cast())
+        address_in(self.area, pointer)
     }
 
     fn with_entry_locked(&self, change: impl FnOnce(*mut pg_sys::dsa_area) -> Option<()>) {
@@ -713,11 +712,26 @@ unsafe fn free_chunks(area: *mut pg_sys::dsa_area, link: &AtomicU64) -> Option<(
     Some(())
 }
 
+/// Zeroed memory in the shared area; None where there is none. Not to be asked for under a lock of ours.
+pub(super) fn allocate_in<T>(area: *mut pg_sys::dsa_area) -> Option<(pg_sys::dsa_pointer, *mut T)> {
+    let flags = (pg_sys::DSA_ALLOC_NO_OOM | pg_sys::DSA_ALLOC_ZERO) as i32;
+    // SAFETY: a server call with plain arguments.
+    let pointer = unsafe { shared_memory_call(|| ffi::dsa_allocate_extended(area, size_of::<T>(), flags)) };
+    let pointer = pointer.filter(|&pointer| pointer != NO_POINTER)?;
+    Some((pointer, address_in(area, pointer)?))
+}
+
+/// Where a pointer into the shared area leads; None, with all locks of ours gone, where its segment cannot be mapped.
+pub(super) fn address_in<T>(area: *mut pg_sys::dsa_area, pointer: pg_sys::dsa_pointer) -> Option<*mut T> {
+    // SAFETY: a pointer that an allocation in this area gave.
+    unsafe { shared_memory_call(|| ffi::dsa_get_address(area, pointer)) }.map(|address| address.cast())
+}
+
 /// Gives memory back to the shared area.
 ///
 /// # Safety
 /// Allocated there, and not reached by anyone after this.
-unsafe fn free(area: *mut pg_sys::dsa_area, pointer: pg_sys::dsa_pointer) -> Option<()> {
+pub(super) unsafe fn free(area: *mut pg_sys::dsa_area, pointer: pg_sys::dsa_pointer) -> Option<()> {
     // SAFETY: the caller's.
     unsafe { shared_memory_call(|| ffi::dsa_free(area, pointer)) }
 }
@@ -773,6 +787,7 @@ unsafe fn make_directory(area: *mut pg_sys::dsa_area, tranche: i32) -> pg_sys::d
         let directory = ffi::dsa_get_address(area, pointer).cast::<Directory>();
         ffi::LWLockInitialize(&raw mut (*directory).prepared_lock, tranche);
         (*directory).prepared_limit = MIN_PREPARED_LIMIT;
+        statistics::prepare(&raw mut (*directory).statistics, tranche);
         for number in 0..processes {
             ffi::LWLockInitialize(&raw mut (*entries(directory).add(number)).lock, tranche);
         }
@@ -788,7 +803,11 @@ fn entries(directory: *mut Directory) -> *mut Entry {
 }
 
 /// Works under a lock. `work` returns None when a call of shared memory has failed, and all locks are gone.
-fn with_lock(lock: *const pg_sys::LWLock, mode: pg_sys::LWLockMode::Type, work: impl FnOnce() -> Option<()>) {
+pub(super) fn with_lock(
+    lock: *const pg_sys::LWLock,
+    mode: pg_sys::LWLockMode::Type,
+    work: impl FnOnce() -> Option<()>,
+) {
     // SAFETY: a lock in shared memory, released if it is still held.
     unsafe {
         let holdoff = pg_sys::InterruptHoldoffCount;
