@@ -38,6 +38,8 @@ mod isolation;
 #[cfg(test)]
 mod leases;
 #[cfg(test)]
+mod monitoring;
+#[cfg(test)]
 mod names;
 #[cfg(test)]
 mod pools;
