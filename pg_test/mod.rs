@@ -38,6 +38,8 @@ mod isolation;
 #[cfg(test)]
 mod leases;
 #[cfg(test)]
+mod monitoring;
+#[cfg(test)]
 mod names;
 #[cfg(test)]
 mod pools;
@@ -49,6 +51,8 @@ mod sets;
 mod size;
 #[cfg(test)]
 mod standby;
+#[cfg(test)]
+mod statistics;
 #[cfg(test)]
 mod support;
 #[cfg(test)]

@@ -22,6 +22,7 @@ pgrx::extension_sql_file!("../sql/semaphores.sql", name = "semaphores", requires
 pgrx::extension_sql_file!("../sql/domains.sql", name = "domains", requires = ["types"]);
 pgrx::extension_sql_file!("../sql/leases.sql", name = "leases", requires = ["types"]);
 pgrx::extension_sql_file!("../sql/views.sql", name = "views", requires = ["leases"]);
+pgrx::extension_sql_file!("../sql/statistics.sql", name = "statistics", requires = ["views"]);
 
 #[cfg(not(panic = "unwind"))]
 compile_error!("errors cross from Rust to the server by unwinding: set panic = \"unwind\"");

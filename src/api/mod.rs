@@ -7,5 +7,6 @@ mod named;
 mod native;
 mod semaphores;
 mod sets;
+mod statistics;
 mod trees;
 mod views;

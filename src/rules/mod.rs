@@ -10,5 +10,6 @@ pub mod lease;
 pub mod mode;
 pub mod name;
 pub mod payload;
+pub mod statistics;
 pub mod token;
 pub mod tree;

@@ -2,6 +2,7 @@
 
 use super::report::answer;
 use super::session;
+use super::statistics;
 use pgrx::pg_sys;
 use std::ffi::{c_int, c_void};
 
@@ -19,11 +20,16 @@ pub fn register() {
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn on_transaction(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
-    // Errors are still allowed here; at XACT_EVENT_PREPARE they are not.
-    if event == pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE {
-        let mut result = Ok(());
-        session::in_callback(|session| result = session.on_prepare());
-        answer(result);
+    match event {
+        // Errors are still allowed here; at XACT_EVENT_PREPARE they are not.
+        pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE => {
+            let mut result = Ok(());
+            session::in_callback(|session| result = session.on_prepare());
+            answer(result);
+        }
+        pg_sys::XactEvent::XACT_EVENT_COMMIT => statistics::on_transaction_end(true),
+        pg_sys::XactEvent::XACT_EVENT_ABORT => statistics::on_transaction_end(false),
+        _ => {}
     }
 }
 
@@ -37,9 +43,11 @@ unsafe extern "C-unwind" fn on_subtransaction(
     match event {
         pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
             session::in_callback(|session| session.on_subcommit(subtransaction, parent));
+            statistics::on_subcommit(subtransaction, parent);
         }
         pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
             session::in_callback(|session| session.on_subabort(subtransaction));
+            statistics::on_subabort(subtransaction);
         }
         _ => {}
     }
@@ -59,5 +67,6 @@ unsafe extern "C-unwind" fn on_resource_release(
 
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn on_exit(_code: c_int, _arg: pg_sys::Datum) {
+    statistics::on_exit();
     session::in_callback(session::Session::on_exit);
 }

@@ -26,6 +26,7 @@ pub mod report;
 pub mod session;
 pub mod settings;
 pub mod snapshot;
+pub mod statistics;
 pub mod tables;
 pub mod try_block;
 pub mod who;

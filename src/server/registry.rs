@@ -11,11 +11,12 @@
 //! segment back to the operating system.
 //!
 //! Who waits for a lease or a semaphore is here too, for the views and for those who wake the first in its queue; and
-//! fencing tokens that were drawn and not yet handed out.
+//! fencing tokens that were drawn and not yet handed out, and what is counted, see [`statistics`].
 
 use super::ffi;
 use super::latch;
 use super::report;
+use super::statistics;
 use super::try_block::try_block;
 use crate::rules::holds::{Hold, IDLE_PLACES, Place, Scope};
 use crate::rules::key::Tag;
@@ -48,7 +49,7 @@ const INLINE_NAME: usize = 96;
 const MAX_READ_TRIES: u32 = 10_000;
 
 const MODES: usize = Mode::ALL.len();
-const NO_POINTER: pg_sys::dsa_pointer = 0;
+pub(super) const NO_POINTER: pg_sys::dsa_pointer = 0;
 
 #[repr(C)]
 struct Control {
@@ -74,6 +75,7 @@ struct Directory {
     tokens_lock: pg_sys::LWLock,
     /// One for each database that has leases, as far as there are so many.
     tokens: [TokensInStock; TOKEN_STOCKS],
+    statistics: statistics::Table,
 }
 
 const TOKEN_STOCKS: usize = 64;
@@ -133,7 +135,7 @@ struct Chunk {
 type Block = [[u8; MAX_NAME_BYTES]; BLOCK_NAMES];
 
 /// `utils/mmgr/dsa.c`: larger pieces get pages of their own.
-const MAX_POOLED: usize = 8192;
+pub(super) const MAX_POOLED: usize = 8192;
 const _: () = assert!(size_of::<Chunk>() <= MAX_POOLED && size_of::<Block>() <= MAX_POOLED);
 
 /// Shown as NULL.
@@ -262,6 +264,8 @@ impl Registry {
             joined.end_queue_wait();
             // SAFETY: a plain global.
             entry.pid.store(unsafe { pg_sys::MyProcPid }, Ordering::Relaxed);
+            // SAFETY: the directory is there as long as the server, and mapped as long as this process.
+            statistics::attach(joined.area, unsafe { &raw mut (*joined.directory).statistics });
             return Some(joined);
         }
         report::warn(
@@ -682,20 +686,14 @@ impl Registry {
         if self.is_full.get() {
             return None;
         }
-        let area = self.area;
-        let flags = (pg_sys::DSA_ALLOC_NO_OOM | pg_sys::DSA_ALLOC_ZERO) as i32;
-        // SAFETY: a server call with plain arguments.
-        let pointer = unsafe { shared_memory_call(|| ffi::dsa_allocate_extended(area, size_of::<T>(), flags)) };
-        let memory = pointer.filter(|&pointer| pointer != NO_POINTER).and_then(|pointer| self.address(pointer));
-        self.is_full.set(memory.is_none());
-        Some((pointer?, memory?))
+        let allocated = allocate_in(self.area);
+        self.is_full.set(allocated.is_none());
+        allocated
     }
 
     /// Where a pointer into the shared area leads; None where its segment cannot be mapped.
     fn address<T>(&self, pointer: pg_sys::dsa_pointer) -> Option<*mut T> {
-        let area = self.area;
-        // SAFETY: a pointer that an allocation in this area gave.
-        unsafe { shared_memory_call(|| ffi::dsa_get_address(area, pointer)) }.map(|address| address.cast())
+        address_in(self.area, pointer)
     }
 
     fn with_entry_locked(&self, change: impl FnOnce(*mut pg_sys::dsa_area) -> Option<()>) {
@@ -753,11 +751,26 @@ unsafe fn free_chunks(area: *mut pg_sys::dsa_area, link: &AtomicU64) -> Option<(
     Some(())
 }
 
+/// Zeroed memory in the shared area; None where there is none. Not to be asked for under a lock of ours.
+pub(super) fn allocate_in<T>(area: *mut pg_sys::dsa_area) -> Option<(pg_sys::dsa_pointer, *mut T)> {
+    let flags = (pg_sys::DSA_ALLOC_NO_OOM | pg_sys::DSA_ALLOC_ZERO) as i32;
+    // SAFETY: a server call with plain arguments.
+    let pointer = unsafe { shared_memory_call(|| ffi::dsa_allocate_extended(area, size_of::<T>(), flags)) };
+    let pointer = pointer.filter(|&pointer| pointer != NO_POINTER)?;
+    Some((pointer, address_in(area, pointer)?))
+}
+
+/// Where a pointer into the shared area leads; None, with all locks of ours gone, where its segment cannot be mapped.
+pub(super) fn address_in<T>(area: *mut pg_sys::dsa_area, pointer: pg_sys::dsa_pointer) -> Option<*mut T> {
+    // SAFETY: a pointer that an allocation in this area gave.
+    unsafe { shared_memory_call(|| ffi::dsa_get_address(area, pointer)) }.map(|address| address.cast())
+}
+
 /// Gives memory back to the shared area.
 ///
 /// # Safety
 /// Allocated there, and not reached by anyone after this.
-unsafe fn free(area: *mut pg_sys::dsa_area, pointer: pg_sys::dsa_pointer) -> Option<()> {
+pub(super) unsafe fn free(area: *mut pg_sys::dsa_area, pointer: pg_sys::dsa_pointer) -> Option<()> {
     // SAFETY: the caller's.
     unsafe { shared_memory_call(|| ffi::dsa_free(area, pointer)) }
 }
@@ -814,6 +827,7 @@ unsafe fn make_directory(area: *mut pg_sys::dsa_area, tranche: i32) -> pg_sys::d
         ffi::LWLockInitialize(&raw mut (*directory).prepared_lock, tranche);
         ffi::LWLockInitialize(&raw mut (*directory).tokens_lock, tranche);
         (*directory).prepared_limit = MIN_PREPARED_LIMIT;
+        statistics::prepare(&raw mut (*directory).statistics, tranche);
         for number in 0..processes {
             ffi::LWLockInitialize(&raw mut (*entries(directory).add(number)).lock, tranche);
         }
@@ -829,7 +843,11 @@ fn entries(directory: *mut Directory) -> *mut Entry {
 }
 
 /// Works under a lock. `work` returns None when a call of shared memory has failed, and all locks are gone.
-fn with_lock(lock: *const pg_sys::LWLock, mode: pg_sys::LWLockMode::Type, work: impl FnOnce() -> Option<()>) {
+pub(super) fn with_lock(
+    lock: *const pg_sys::LWLock,
+    mode: pg_sys::LWLockMode::Type,
+    work: impl FnOnce() -> Option<()>,
+) {
     // SAFETY: a lock in shared memory, released if it is still held.
     unsafe {
         let holdoff = pg_sys::InterruptHoldoffCount;

@@ -6,6 +6,7 @@ use super::lock_manager::Failure;
 use super::try_block::ServerError;
 use crate::rules::error::Error;
 use pgrx::pg_sys;
+use pgrx::pg_sys::errcodes::PgSqlErrorCode;
 use std::ffi::{CStr, c_char};
 
 /// Why a call fails: by a rule of ours, or with an error of the server's.
@@ -17,6 +18,13 @@ pub enum Problem {
     Server(ServerError),
     /// `statement_timeout` has fired while a lock's timeout was reported.
     StatementTimeout,
+}
+
+impl Problem {
+    /// Whether the server found a deadlock.
+    pub fn is_deadlock(&self) -> bool {
+        matches!(self, Self::Server(error) if error.sqlstate() == PgSqlErrorCode::ERRCODE_T_R_DEADLOCK_DETECTED)
+    }
 }
 
 impl From<Error> for Problem {
@@ -127,7 +135,6 @@ pub fn palloc_string(text: &str) -> *const c_char {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pgrx::pg_sys::errcodes::PgSqlErrorCode;
 
     #[test]
     fn sqlstates_are_packed_as_the_server_packs_them() {

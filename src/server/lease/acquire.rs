@@ -1,14 +1,14 @@
 //! Acquiring: a try, the queue, the grant.
 
 use super::table::{self, NewRow, Others, Row, See, Written};
-use super::{Lease, State, current_role, fencing, is_live};
+use super::{Lease, State, current_role, fencing, has_run_out, is_live};
 use crate::rules::error::Error;
 use crate::rules::holds::Scope;
 use crate::rules::interval::Wait;
 use crate::rules::key::Tag;
 use crate::rules::lease::{self, Grant, Term};
 use crate::rules::mode::Mode;
-use crate::rules::name::display;
+use crate::rules::name::{display, domain_of};
 use crate::server::arguments::Varlena;
 use crate::server::deadline::Deadline;
 use crate::server::lock_manager::{self, Outcome};
@@ -16,7 +16,7 @@ use crate::server::queue::{self, Queue};
 use crate::server::report::Problem;
 use crate::server::session::{self, Touch};
 use crate::server::snapshot::RowsKept;
-use crate::server::{activity, clock, who};
+use crate::server::{activity, clock, statistics, who};
 
 /// When to try again where nobody can say when the lease is free: 100 ms.
 const RETRY_AFTER: i64 = 100_000;
@@ -101,7 +101,10 @@ impl Lease<'_> {
         if request.wait == Wait::Try || matches!(first_try, Answer::Granted(..)) {
             return Ok(first_try);
         }
-        match self.wait(&claim)? {
+        let counted = statistics::Wait::begin(self.name.domain());
+        let answer = self.wait(&claim);
+        counted.end(answer.as_ref().map(|answer| matches!(answer, Answer::Granted(..))));
+        match answer? {
             Answer::Refused(_) if request.wait.fails() => Err(self.not_obtained(request.wait)),
             answer => Ok(answer),
         }
@@ -231,7 +234,10 @@ impl Lease<'_> {
                 continue;
             }
             let grant = self.grant(claim, slot)?;
-            self.clear_away(state.ended.iter().filter(|row| is_in_the_way(row)), &state.orders)?;
+            let before = state.ended.iter().filter(|row| row.grant.slot == slot).max_by_key(|row| row.grant.token);
+            let is_takeover = before.map_or(Ok(false), |row| state.has_expired(row))?;
+            statistics::lease_granted(self.name.domain(), is_takeover);
+            self.clear_away(&state, state.ended.iter().filter(|row| is_in_the_way(row)))?;
             self.sweep(grant.token)?;
             return Ok(Some(Answer::Granted(grant, claim.owner.clone())));
         }
@@ -268,10 +274,13 @@ impl Lease<'_> {
     }
 
     /// Deletes rows of grants that have ended, and the orders about them, as far as nobody else is at them.
-    fn clear_away<'r>(&self, ended: impl Iterator<Item = &'r Row>, orders: &[Row]) -> Result<(), Problem> {
+    fn clear_away<'r>(&self, state: &State, ended: impl Iterator<Item = &'r Row>) -> Result<(), Problem> {
         for row in ended {
             if table::delete(&self.tables, row, Others::Skip)? == Written::Done {
-                self.clear_orders(row.grant.token, orders)?;
+                if state.has_expired(row)? {
+                    statistics::lease_expired(domain_of(&row.name));
+                }
+                self.clear_orders(row.grant.token, &state.orders)?;
             }
         }
         Ok(())
@@ -283,7 +292,7 @@ impl Lease<'_> {
             return Ok(());
         }
         let now = clock::now();
-        table::sweep(&self.tables, token, SWEPT_ENTRIES, |row| {
+        let has_ended = |row: &Row| {
             let Some(token) = row.for_token else { return Ok(!is_live(&row.grant, now)?) };
             // What the first look misses because it is being moved, the second sees.
             for see in [See::Uncommitted, See::Committed] {
@@ -292,7 +301,17 @@ impl Lease<'_> {
                 }
             }
             Ok(true)
-        })
+        };
+        for row in table::sweep(&self.tables, token, SWEPT_ENTRIES, has_ended)? {
+            if row.for_token.is_none() && has_run_out(&row.grant, now)? {
+                // Perhaps it has been broken before that: only orders can tell.
+                let orders = table::read(&self.tables, row.key, None, See::Committed, false)?;
+                if !orders.iter().any(|order| order.breaks(row.grant.token)) {
+                    statistics::lease_expired(domain_of(&row.name));
+                }
+            }
+        }
+        Ok(())
     }
 }
 

@@ -217,8 +217,7 @@ impl State {
         let (orders, grants): (Vec<Row>, Vec<Row>) = rows.into_iter().partition(|row| row.for_token.is_some());
         let (mut live, mut ended) = (Vec::with_capacity(grants.len()), Vec::new());
         for row in grants {
-            let token = Some(row.grant.token);
-            let is_broken = orders.iter().any(|order| order.is_break() && order.for_token == token);
+            let is_broken = orders.iter().any(|order| order.breaks(row.grant.token));
             if !is_broken && is_live(&row.grant, now)? { live.push(row) } else { ended.push(row) }
         }
         Ok(Self { now, live, ended, orders })
@@ -228,6 +227,11 @@ impl State {
     fn broken(&self) -> impl Iterator<Item = i64> {
         self.orders.iter().filter(|order| order.is_break()).filter_map(|order| order.for_token)
     }
+
+    /// Whether a grant has ended by its time alone: nobody has released or broken it.
+    fn has_expired(&self, row: &Row) -> Result<bool, Problem> {
+        Ok(!self.orders.iter().any(|order| order.breaks(row.grant.token)) && has_run_out(&row.grant, self.now)?)
+    }
 }
 
 fn is_live(grant: &Grant, now: Now) -> Result<bool, Problem> {
@@ -236,6 +240,13 @@ fn is_live(grant: &Grant, now: Now) -> Result<bool, Problem> {
             Some(bound) if !grant.kept => session::is_bound_session_there(bound)?,
             _ => true,
         })
+}
+
+/// Whether a grant's time is over, and was not made so by its holder or the end of the holder's session.
+fn has_run_out(grant: &Grant, now: Now) -> Result<bool, Problem> {
+    Ok(!grant.kept
+        && grant.term.remaining(now) <= 0
+        && grant.bound.map_or(Ok(true), session::is_bound_session_there)?)
 }
 
 fn current_role() -> u32 {

@@ -420,6 +420,11 @@ impl Row {
         self.for_token.is_some() && self.grant.kept
     }
 
+    /// Whether it is an order that ends the grant of that token.
+    pub fn breaks(&self, token: i64) -> bool {
+        self.is_break() && self.for_token == Some(token)
+    }
+
     /// Whether the caller is, or is a member of, the role that acquired it.
     pub fn is_of_caller(&self) -> bool {
         activity::may_act_as(self.grant.role.into())
@@ -618,7 +623,7 @@ pub fn delete(tables: &Tables, row: &Row, others: Others) -> Result<Written, Pro
 
 /// Looks at a few entries of the index, which ones depends on `token`, deletes rows of which `has_ended` says so, and lets
 /// the index have the room of dead ones, and this process's next row that of the last. With such a step at each grant
-/// the table stays about as large as its live rows want it, however many names have been used.
+/// the table stays about as large as its live rows want it, however many names have been used. The rows that it has deleted.
 ///
 /// # Errors
 /// [`Error::Tables`], the server's.
@@ -627,7 +632,7 @@ pub fn sweep(
     token: i64,
     entries: usize,
     has_ended: impl Fn(&Row) -> Result<bool, Problem>,
-) -> Result<(), Problem> {
+) -> Result<Vec<Row>, Problem> {
     let start = xxh3_64(&token.to_ne_bytes()) as i64;
     let mut found = Vec::with_capacity(entries);
     // SAFETY: server calls; the vector is outside of the block and does not grow in it.
@@ -653,11 +658,12 @@ pub fn sweep(
             Ok(())
         })
     }?;
+    let mut deleted = Vec::new();
     for row in found.iter().map(Row::of) {
-        if has_ended(&row)? {
-            // If somebody else is at it, they see to it.
-            delete(tables, &row, Others::Skip)?;
+        // If somebody else is at it, they see to it.
+        if has_ended(&row)? && delete(tables, &row, Others::Skip)? == Written::Done {
+            deleted.push(row);
         }
     }
-    Ok(())
+    Ok(deleted)
 }

@@ -13,7 +13,7 @@ use crate::rules::interval::Wait;
 use crate::rules::key::{Space, Tag};
 use crate::rules::lease::Bound;
 use crate::rules::mode::Mode;
-use crate::rules::name::{Name, display, domain_of};
+use crate::rules::name::{Name, display};
 use crate::rules::token::Stock;
 use crate::server::callbacks;
 use crate::server::ffi;
@@ -24,6 +24,7 @@ use crate::server::process_local::ProcessLocal;
 use crate::server::registry::{Published, QueueWait, Registry};
 use crate::server::report::{self, Problem};
 use crate::server::settings::{self, SessionLocks};
+use crate::server::statistics;
 use crate::server::who;
 use pgrx::pg_sys;
 use std::cell::{OnceCell, RefCell};
@@ -35,23 +36,24 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub struct Lock<'a> {
     tag: Tag,
     name: &'a [u8],
+    domain: &'a [u8],
 }
 
 impl<'a> Lock<'a> {
     /// The lock of a name in this database, or in the whole cluster.
     pub fn named(name: Name<'a>, cluster_wide: bool) -> Self {
         let database = if cluster_wide { 0 } else { ffi::my_database() };
-        Self { tag: Tag::of_name(name, database), name: name.bytes() }
+        Self { tag: Tag::of_name(name, database), name: name.bytes(), domain: name.domain() }
     }
 
     /// The native lock of a bigint key.
     pub fn bigint(key: i64) -> Lock<'static> {
-        Lock { tag: Tag::of_bigint(key, ffi::my_database()), name: &[] }
+        Lock { tag: Tag::of_bigint(key, ffi::my_database()), name: &[], domain: &[] }
     }
 
     /// The native lock of a pair of integer keys.
     pub fn pair(key1: i32, key2: i32) -> Lock<'static> {
-        Lock { tag: Tag::of_pair(key1, key2, ffi::my_database()), name: &[] }
+        Lock { tag: Tag::of_pair(key1, key2, ffi::my_database()), name: &[], domain: &[] }
     }
 
     /// Where it stands in the lock manager.
@@ -61,7 +63,19 @@ impl<'a> Lock<'a> {
 
     /// The domain of its name.
     pub fn domain(&self) -> &'a [u8] {
-        domain_of(self.name)
+        self.domain
+    }
+
+    /// Counts a grant of it, unless it is native: that has no name.
+    fn count_grant(&self) {
+        if !self.name.is_empty() {
+            statistics::granted(self.domain);
+        }
+    }
+
+    /// Counts a wait for it that begins now. A try is none, though some go through the queue.
+    fn count_wait(&self, wait: Wait) -> Option<statistics::Wait> {
+        (wait != Wait::Try && !self.name.is_empty()).then(|| statistics::Wait::begin(self.domain))
     }
 
     /// What errors call it.
@@ -194,8 +208,12 @@ pub fn acquire(lock: &Lock<'_>, request: Request) -> Result<bool, Problem> {
     let place = with_session(|session| session.enter(lock, request.mode, owner, Some(statement), ffi::now()))?;
     let outcome = take(lock, request, place);
     match outcome {
-        Ok(Outcome::Granted) if request.hold_limit.is_none() => {}
-        Ok(Outcome::Granted) => with_session(|session| session.limit(place, request.mode, owner, request.hold_limit)),
+        Ok(Outcome::Granted) => {
+            if request.hold_limit.is_some() {
+                with_session(|session| session.limit(place, request.mode, owner, request.hold_limit));
+            }
+            lock.count_grant();
+        }
         Ok(Outcome::NotAvailable) | Err(_) => with_session(|session| session.withdraw(place, request.mode, owner)),
     }
     answer(lock, request, outcome?)
@@ -364,6 +382,11 @@ pub fn published(only: Option<Tag>) -> Vec<Published> {
     })
 }
 
+/// Sees to it that this session has looked for the shared memory in which things are counted.
+pub fn start() {
+    with_session(Session::start);
+}
+
 /// Who waits for leases and semaphores, for the views.
 pub fn queue_waits() -> Vec<QueueWait> {
     with_session(|session| {
@@ -489,7 +512,12 @@ fn wait_for(lock: &Lock<'_>, request: Request, place: Place) -> Result<Outcome, 
         return Ok(Outcome::NotAvailable);
     }
     with_session(|session| session.begin_wait(place, scope, wait));
-    let outcome = lock_manager::wait(lock.tag, mode, scope, wait, &lock.describe())?;
+    let counted = lock.count_wait(wait);
+    let outcome = lock_manager::wait(lock.tag, mode, scope, wait, &lock.describe()).map_err(Problem::from);
+    if let Some(counted) = counted {
+        counted.end(outcome.as_ref().map(|&outcome| outcome == Outcome::Granted));
+    }
+    let outcome = outcome?;
     if outcome == Outcome::Granted {
         with_session(|session| session.end_wait(place, scope));
     }

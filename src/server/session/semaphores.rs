@@ -34,7 +34,7 @@ const MAX_ROUNDS: u32 = 10;
 impl<'a> Lock<'a> {
     /// The semaphore of a name in this database.
     pub fn semaphore(name: Name<'a>) -> Self {
-        Self { tag: Tag::semaphore_queue(key_of(name), ffi::my_database()), name: name.bytes() }
+        Self { tag: Tag::semaphore_queue(key_of(name), ffi::my_database()), name: name.bytes(), domain: name.domain() }
     }
 
     fn slot(&self, number: u16) -> Self {
@@ -55,6 +55,7 @@ pub fn acquire(semaphore: &Lock<'_>, permits: u16, request: Request) -> Result<O
     with_session(|session| session.prepare_for_slot(semaphore))?;
     let tried = queue::pass(semaphore.tag, || take(semaphore, permits, request))?;
     if tried.is_some() {
+        semaphore.count_grant();
         return Ok(tried);
     }
     who::check_name(semaphore.tag, semaphore.name)?;
@@ -62,11 +63,19 @@ pub fn acquire(semaphore: &Lock<'_>, permits: u16, request: Request) -> Result<O
         return Ok(None);
     }
     let queue = Queue { tag: semaphore.tag, name: semaphore.name, description: semaphore.describe(), is_passed: false };
+    let counted = semaphore.count_wait(request.wait);
     let waited =
-        queue::wait(&queue, Deadline::of(request.wait), || Ok(take(semaphore, permits, request)?.ok_or(LOOK_AGAIN)))?;
-    match waited {
+        queue::wait(&queue, Deadline::of(request.wait), || Ok(take(semaphore, permits, request)?.ok_or(LOOK_AGAIN)));
+    if let Some(counted) = counted {
+        counted.end(waited.as_ref().map(Option::is_some));
+    }
+    match waited? {
         None if request.wait.fails() => Err(not_obtained(semaphore, request.wait).into()),
-        waited => Ok(waited),
+        None => Ok(None),
+        slot => {
+            semaphore.count_grant();
+            Ok(slot)
+        }
     }
 }
 

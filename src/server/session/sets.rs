@@ -69,7 +69,10 @@ pub fn acquire_all(
     prepare_limits(parts)?;
     with_session(|session| session.make_room(parts, describe))?;
     match take_all(parts, wait, Some(current_statement()))? {
-        None => Ok(true),
+        None => {
+            parts.iter().for_each(|part| part.lock.count_grant());
+            Ok(true)
+        }
         Some(part) => answer(&part.lock, part.request(wait), Outcome::NotAvailable),
     }
 }
@@ -97,7 +100,7 @@ pub fn acquire_any(parts: &[Part<'_>], scope: Scope, max_locks: usize) -> Result
             break;
         }
     }
-    Ok(taken.into_iter().map(|(number, _)| number).collect())
+    Ok(taken.into_iter().map(|(number, _)| number).inspect(|&number| parts[number].lock.count_grant()).collect())
 }
 
 /// What errors call a set.
