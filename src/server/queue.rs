@@ -1,7 +1,8 @@
 //! Waiting for a lease or a slot of a semaphore: in order of arrival, and with no deadlock detection.
 //!
 //! The queue is a tag in the lock manager, which keeps the order. Who holds it is the first, and sleeps on its process
-//! latch until what it waits for may be free: somebody wakes it, or a second has gone by.
+//! latch until what it waits for may be free: somebody wakes it, or a second has gone by. It gives the tag back when the
+//! call is over; an error does by the (sub)transaction that it ends.
 
 use super::deadline::Deadline;
 use super::latch;
@@ -37,9 +38,9 @@ pub fn pass<R>(tag: Tag, look: impl FnOnce() -> Result<Option<R>, Problem>) -> R
     if lock_manager::try_acquire(tag, Mode::Share, Scope::Transaction)? == Outcome::NotAvailable {
         return Ok(None);
     }
-    let result = look();
+    let result = look()?;
     lock_manager::release(tag, Mode::Share, Scope::Transaction);
-    result
+    Ok(result)
 }
 
 /// Queues, and as the first in the queue looks again and again; None when the deadline has passed. `look` gives the
@@ -62,10 +63,9 @@ pub fn wait<R>(
     if outcome == Outcome::NotAvailable {
         return Ok(None);
     }
-    let result = waiting.lead(deadline, look);
-    // After an error too: that of a cursor may be caught, and its locks stay until the transaction ends.
+    let result = waiting.lead(deadline, look)?;
     lock_manager::release(queue.tag, Mode::Exclusive, Scope::Transaction);
-    result
+    Ok(result)
 }
 
 /// As long as it lives, others are told that this session waits.
