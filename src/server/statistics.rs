@@ -333,7 +333,9 @@ impl Local {
         let shared = self.shared?;
         // SAFETY: the table is there as long as the server.
         let generation = unsafe { &(*shared.table).generation }.load(Ordering::Relaxed);
-        if self.generation != generation || self.domain != domain {
+        // The C library's comparison of nothing with nothing can take very long.
+        let is_same = self.domain.len() == domain.len() && (domain.is_empty() || self.domain == domain);
+        if self.generation != generation || !is_same {
             self.find(shared, generation, domain);
         }
         // SAFETY: found in that table; entries are never given back.
