@@ -34,6 +34,8 @@ mod domains;
 mod hold_limit;
 mod in_server;
 #[cfg(test)]
+mod install;
+#[cfg(test)]
 mod isolation;
 #[cfg(test)]
 mod leases;
