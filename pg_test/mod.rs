@@ -31,6 +31,8 @@ mod crash;
 #[cfg(test)]
 mod domains;
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod hold_limit;
 mod in_server;
 #[cfg(test)]
