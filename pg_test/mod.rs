@@ -42,6 +42,8 @@ mod isolation;
 #[cfg(test)]
 mod leases;
 #[cfg(test)]
+mod limits;
+#[cfg(test)]
 mod names;
 #[cfg(test)]
 mod pools;
