@@ -293,89 +293,6 @@ fn convert_of_other_than_one_hold() {
     assert_eq!(a.int(&format!("select named_lock_held('{k}', 'share intent exclusive')")), 1);
 }
 
-/// A wrapper that says it is parallel safe can bring a call into a worker: an error there, as a worker's locks are no
-/// session's.
-#[test]
-fn in_a_parallel_worker() {
-    let server = Server::shared();
-    let database = server.new_database("bad_parallel", "UTF8");
-    let mut a = database.session("bad input");
-    a.run(
-        "create table many as select i from generate_series(1, 20000) as i; \
-         analyze many; \
-         set parallel_setup_cost = 0; set parallel_tuple_cost = 0; set min_parallel_table_scan_size = 0; \
-         set parallel_leader_participation = off; set max_parallel_workers_per_gather = 2",
-    );
-    let k = unique("bad");
-    a.run(&format!("select named_lock('{k} held')"));
-    for (index, body) in [
-        "named_lock('$k')",
-        "named_lock('$k', '0', 'share')",
-        "named_lock('$k', cluster_wide => true)",
-        "named_lock_strict('$k') is null",
-        "named_xact_lock('$k')",
-        "named_xact_lock_strict('$k') is null",
-        "advisory_lock(1)",
-        "advisory_lock_strict(1) is null",
-        "advisory_lock(1, 2)",
-        "advisory_xact_lock(1)",
-        "advisory_xact_lock(1, 2)",
-        "named_semaphore('$k', 1) is null",
-        "named_semaphore_release('$k', 1) is null",
-        "named_unlock('$k held') is null",
-        "named_unlock_all() is null",
-        "named_lock_convert('$k held', 'share')",
-        "named_lock_extend('$k held', '1 hour') is null",
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        a.run(&format!(
-            "create function wrapper{index}() returns boolean parallel safe volatile language plpgsql cost 1000 as \
-             $$ begin return {}; end $$",
-            body.replace("$k", &k)
-        ));
-        let count = format!("select count(*) from many where wrapper{index}()");
-        let plan = a.column(&format!("explain {count}")).join("\n");
-        assert!(plan.contains("Gather"), "the plan has workers:\n{plan}");
-        let error = a.fails(&count);
-        assert!(error.message.contains("parallel"), "{body}: {error:#?}");
-        assert_eq!(
-            a.int(
-                "select count(*) from pg_locks where locktype = 'advisory'
-                      and database = (select oid from pg_database where datname = current_database())"
-            ),
-            1,
-            "{body}: the leader's own lock, and no other"
-        );
-        assert_eq!(a.int(&format!("select named_lock_held('{k} held')")), 1, "{body}");
-    }
-}
-
-/// Looking is allowed there, or an error; but never a wrong answer.
-#[test]
-fn looking_in_a_parallel_worker() {
-    let server = Server::shared();
-    let database = server.new_database("bad_parallel", "UTF8");
-    let mut a = database.session("bad input");
-    let k = unique("bad");
-    a.run(&format!(
-        "create table many as select i from generate_series(1, 20000) as i; \
-         analyze many; \
-         set parallel_setup_cost = 0; set parallel_tuple_cost = 0; set min_parallel_table_scan_size = 0; \
-         set parallel_leader_participation = off; \
-         create function wrapper() returns boolean parallel safe volatile language plpgsql cost 1000 as \
-             $$ begin return named_lock_held('{k}') = 1; end $$; \
-         select named_lock('{k}')"
-    ));
-    match a.query("select count(*) from many where wrapper()") {
-        Ok(rows) => assert_eq!(rows[0].get(0), Some("20000")),
-        Err(error) => {
-            error.message_has("parallel");
-        }
-    }
-}
-
 #[test]
 fn settings_are_not_for_everyone() {
     let server = Server::shared();
@@ -419,23 +336,6 @@ fn settings_have_their_values() {
     if a.int("show server_version_num") >= 150_000 {
         a.fails("set named_locks.no_such_setting = 1").is("42602");
     }
-}
-
-#[test]
-fn functions_say_what_they_are() {
-    let server = Server::shared();
-    let mut a = server.session("bad input");
-    let wrong = a.column(
-        "select concat_ws(' ', p.oid::regprocedure, p.provolatile, p.proparallel, p.procost, p.proisstrict) \
-           from pg_proc as p \
-           join pg_depend as d on d.classid = 'pg_proc'::regclass and d.objid = p.oid and d.deptype = 'e' \
-           join pg_extension as e on d.refclassid = 'pg_extension'::regclass and e.oid = d.refobjid \
-          where e.extname = 'named_locks' and p.prokind = 'f' and p.pronamespace <> 'tests'::regnamespace \
-            and (p.provolatile <> 'v' or p.proparallel <> 'u' or p.proisstrict \
-                 or p.procost <> (select procost from pg_proc where oid = 'named_unlock_all()'::regprocedure))",
-    );
-    assert_eq!(wrong, [""; 0], "volatile, parallel unsafe, of one cost, and not strict");
-    assert!(a.int("select procost::int from pg_proc where oid = 'named_unlock_all()'::regprocedure") >= 1000);
 }
 
 /// In a WHERE clause the planner runs what is cheap first.

@@ -214,28 +214,6 @@ mod tests {
         assert!(text("lock_graph()").expect("a text").starts_with("flowchart"));
     }
 
-    /// The members of the extension, but for these tests.
-    const MEMBERS: &str = "pg_depend as d join pg_extension as e on d.refobjid = e.oid \
-                           where d.refclassid = 'pg_extension'::regclass and d.deptype = 'e' \
-                             and e.extname = 'named_locks' \
-                             and not exists (select from pg_proc as p where d.classid = 'pg_proc'::regclass \
-                                                and p.oid = d.objid and p.pronamespace = 'tests'::regnamespace) \
-                             and (d.classid, d.objid) <> ('pg_namespace'::regclass, 'tests'::regnamespace::oid)";
-
-    #[pg_test]
-    fn every_object_has_a_comment() {
-        assert!(int(&format!("select count(*) from {MEMBERS}")) > 20);
-        assert_eq!(
-            text(&format!(
-                "select string_agg(pg_describe_object(d.classid, d.objid, d.objsubid), ', ') from {MEMBERS} \
-                    and obj_description(d.objid, d.classid::regclass::name) is null \
-                    and not exists (select from pg_type as t where d.classid = 'pg_type'::regclass \
-                                       and t.oid = d.objid and (t.typcategory = 'A' or t.typrelid <> 0))"
-            )),
-            None
-        );
-    }
-
     #[pg_test]
     fn arguments_have_the_contracts_names_and_defaults() {
         for (function, arguments) in [
@@ -279,30 +257,6 @@ mod tests {
             )
             .as_deref(),
             Some("exclusive, share, intent share, intent exclusive, share intent exclusive")
-        );
-    }
-
-    #[pg_test]
-    fn everybody_may_call_and_look() {
-        assert_eq!(
-            text(&format!(
-                "select string_agg(pg_describe_object(d.classid, d.objid, d.objsubid), ', ') from {MEMBERS} \
-                    and case d.classid \
-                        when 'pg_proc'::regclass then not has_function_privilege('pg_monitor', d.objid, 'execute') \
-                        when 'pg_class'::regclass \
-                        then has_table_privilege('pg_monitor', d.objid, 'select') \
-                             <> exists (select from pg_class where oid = d.objid and relkind = 'v') \
-                        end"
-            )),
-            None
-        );
-        // Only the views, not the tables; nobody but the owner may write.
-        assert_eq!(
-            int(&format!(
-                "select count(*) from {MEMBERS} and d.classid = 'pg_class'::regclass \
-                    and has_table_privilege('pg_monitor', d.objid, 'insert, update, delete')"
-            )),
-            0
         );
     }
 

@@ -31,18 +31,26 @@ mod crash;
 #[cfg(test)]
 mod domains;
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod hold_limit;
 mod in_server;
+#[cfg(test)]
+mod install;
 #[cfg(test)]
 mod isolation;
 #[cfg(test)]
 mod leases;
+#[cfg(test)]
+mod limits;
 #[cfg(test)]
 mod monitoring;
 #[cfg(test)]
 mod names;
 #[cfg(test)]
 mod pools;
+#[cfg(test)]
+mod rights;
 #[cfg(test)]
 mod semaphores;
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Case C45: on a hot standby.
 
+use super::support::surface::{Does, FUNCTIONS};
 use super::support::{Answer, Cluster, Form, Session, answer, until, within};
 use std::time::Duration;
 
@@ -40,6 +41,46 @@ fn c45_every_acquire_form_is_refused() {
             a.run("rollback to s; commit");
         }
         assert_eq!(a.int("select 1"), 1, "{form:?}");
+    }
+}
+
+/// By the table of all functions: what takes a lock is refused unless the setting allows it, what writes always, and what only
+/// looks or gives back never.
+#[test]
+fn c45_every_function() {
+    let (_primary, standby) = pair();
+    let mut watch = standby.session("watch");
+    for (number, function) in FUNCTIONS.iter().enumerate() {
+        let what = function.signature;
+        let mut a = standby.session("c45");
+        let name = format!("n{number}");
+        // Of a lease there need be none: what is refused is refused before any is looked for.
+        let is_about_a_lease = function.name().starts_with("lease_");
+        a.run("set named_locks.allow_on_standby = on");
+        let call = if is_about_a_lease {
+            function.call.replace("NAME", &name).replace("VALUE", "1")
+        } else {
+            function.prepared(&mut a, &name)
+        };
+        for setting in ["off", "on"] {
+            let held = watch.locks_of(a.pid);
+            a.run(&format!("set named_locks.allow_on_standby = {setting}"));
+            let does = function.does;
+            match (setting, does) {
+                ("off", _) if does.is_lock_on_standby() => {
+                    a.fails(&call).is("25006").hint_has("allow_on_standby");
+                    assert_eq!(watch.locks_of(a.pid), held, "{what}");
+                }
+                _ if does.writes() => _ = a.fails(&call).is("25006"),
+                (_, Does::Trigger) => _ = a.fails(&call).is("39P01"),
+                (_, Does::Administer) if function.name().starts_with("lock_domain") => _ = a.fails(&call).is("25006"),
+                // What is given back can be given back once.
+                ("on", Does::Own) => {}
+                _ => _ = a.run(&call),
+            }
+        }
+        a.run("select named_unlock_all(), pg_advisory_unlock_all()");
+        holds_nothing(&mut watch, a.pid);
     }
 }
 

@@ -1,7 +1,7 @@
 -- Rules for domains: who may lock names in one, how long a call may wait, how long a session may hold.
 CREATE TABLE lock_domain (
-    domain text COLLATE "C" PRIMARY KEY,
-    role regrole,
+    domain text COLLATE "C" PRIMARY KEY CHECK (strpos(domain, ':') = 0 AND octet_length(domain) <= 1024),
+    role regrole CHECK (role::oid <> 0),
     max_wait interval CHECK (max_wait >= '0' AND max_wait <= '24 days'),
     max_hold interval CHECK (max_hold >= '100 ms' AND max_hold <= '3650 days')
 ) USING heap;
@@ -17,6 +17,8 @@ RETURNS trigger
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'lock_domain_changed_wrapper';
 COMMENT ON FUNCTION lock_domain_changed() IS 'tells all sessions that the rules for domains have changed';
+-- Nobody else is to make all sessions read the rules anew, by a trigger on a table of their own.
+REVOKE EXECUTE ON FUNCTION lock_domain_changed() FROM PUBLIC;
 
 CREATE TRIGGER changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON lock_domain
     FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.lock_domain_changed();

@@ -26,6 +26,7 @@
 //!   [`Backup`], of which any number of servers can be made.
 //! - **[`lease_queue`]** takes leases, waits for them, and tells who stands where.
 //! - **[`Pooler`]** is a PgBouncer before a server.
+//! - **[`surface`]** lists every function and relation of the extension, with what they do and a call of each.
 //! - **[`Random`]** gives numbers that come again with the same seed.
 //! - **[`Wire`]** is a client that sends protocol messages by hand, for pipelines.
 //! - **[`stop_process`]** stops a backend (SIGSTOP) until the guard is dropped; [`signal`] sends any signal. Both as the
@@ -39,6 +40,7 @@ mod machine;
 mod pooler;
 mod random;
 mod session;
+pub mod surface;
 mod wire;
 
 pub use cluster::{Backup, Cluster};

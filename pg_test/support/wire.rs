@@ -34,11 +34,16 @@ pub enum Reply {
 impl Wire {
     /// Connects as the superuser.
     pub fn open(server: &Server) -> Wire {
+        Wire::open_as(server, &server.user)
+    }
+
+    /// Connects as that role.
+    pub fn open_as(server: &Server, role: &str) -> Wire {
         let stream = TcpStream::connect((server.host.as_str(), server.port)).expect("connect");
         stream.set_read_timeout(Some(super::PATIENCE)).expect("a timeout");
         let mut wire = Wire { stream, outgoing: Vec::new(), pid: 0 };
         let mut startup = 196_608_i32.to_be_bytes().to_vec();
-        for text in ["user", &server.user, "database", &server.dbname, "application_name", "wire", ""] {
+        for text in ["user", role, "database", &server.dbname, "application_name", "wire", ""] {
             startup.extend(text.as_bytes());
             startup.push(0);
         }
@@ -84,6 +89,23 @@ impl Wire {
     /// A whole statement of a pipeline.
     pub fn statement(&mut self, sql: &str) -> &mut Wire {
         self.portal("", sql).execute("", 0)
+    }
+
+    /// A function by its OID, its arguments as text: the "fast path", which runs no statement.
+    pub fn function_call(&mut self, oid: u32, arguments: &[Option<String>]) -> &mut Wire {
+        let mut body = oid.to_be_bytes().to_vec();
+        body.extend([0, 0]);
+        body.extend((arguments.len() as i16).to_be_bytes());
+        for argument in arguments {
+            match argument {
+                None => body.extend((-1_i32).to_be_bytes()),
+                Some(text) => {
+                    body.extend((text.len() as i32).to_be_bytes());
+                    body.extend(text.as_bytes());
+                }
+            }
+        }
+        self.add(b'F', &[&body, &[0, 0]])
     }
 
     /// Asks for the answers so far, without ending the pipeline.

@@ -97,6 +97,10 @@ pub enum Error {
     MaxHold,
     #[error("permission denied to change the rules for domains")]
     NotDomainOwner,
+    #[error("role of the domain does not exist")]
+    NoSuchRole,
+    #[error("function was not called by a trigger")]
+    NotByTrigger,
     #[error("the tables of the extension are not those that this version of its library works with")]
     Tables,
 }
@@ -257,6 +261,8 @@ impl Error {
             Error::LeaseTaken { .. } => "55006",
             Error::NotYourLease { .. } | Error::DomainDenied { .. } | Error::NotDomainOwner => "42501",
             Error::NotSnapshotFree { .. } => "25001",
+            Error::NoSuchRole => "42704",
+            Error::NotByTrigger => "39P01",
         }
     }
 

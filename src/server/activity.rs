@@ -74,6 +74,12 @@ pub fn may_act_as(role: pg_sys::Oid) -> bool {
     role != pg_sys::InvalidOid && unsafe { pg_sys::has_privs_of_role(pg_sys::GetUserId(), role) }
 }
 
+/// Whether there is such a role.
+pub fn role_exists(role: pg_sys::Oid) -> bool {
+    // SAFETY: asks the catalogue's cache, in a transaction as every SQL function is; for a role that is missing, null.
+    unsafe { !pg_sys::GetUserNameFromId(role, true).is_null() }
+}
+
 fn state(state: pg_sys::BackendState::Type) -> Option<&'static str> {
     use pg_sys::BackendState as S;
     Some(match state {

@@ -7,7 +7,7 @@ use crate::rules::error::Error;
 use crate::rules::interval::Interval;
 use crate::rules::mode::Mode;
 use pgrx::callconv::{BoxRet, FcInfo};
-use pgrx::datum::{Datum, DatumWithOid, FromDatum, IntoDatum, TimestampWithTimeZone};
+use pgrx::datum::{Datum, FromDatum, IntoDatum, TimestampWithTimeZone};
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
@@ -52,21 +52,12 @@ impl Arguments {
         self.datum(number).map(|datum| unsafe { interval_of(datum) })
     }
 
-    /// An argument to be handed on to SQL, as the type of that OID, which it is declared with.
-    pub fn to_sql<'a>(self, number: usize, type_oid: pg_sys::Oid) -> DatumWithOid<'a> {
-        match self.datum(number) {
-            // SAFETY: of that type, and alive as long as the call.
-            Some(datum) => unsafe { DatumWithOid::new(datum, type_oid) },
-            None => DatumWithOid::null_oid(type_oid),
-        }
-    }
-
     /// A `named_lock_mode`; None for NULL.
     ///
     /// # Errors
     /// [`Error::UnknownMode`] where someone has added labels to the type.
     pub fn mode(self, number: usize) -> Result<Option<Mode>, Error> {
-        self.datum(number).map(|datum| mode_of_label(pg_sys::Oid::from(datum.value() as u32))).transpose()
+        self.oid(number).map(mode_of_label).transpose()
     }
 
     /// A `boolean`; None for NULL.
@@ -79,12 +70,24 @@ impl Arguments {
         self.datum(number).map(|datum| datum.value() as i32)
     }
 
+    /// An `oid`; None for NULL.
+    pub fn oid(self, number: usize) -> Option<pg_sys::Oid> {
+        self.datum(number).map(|datum| pg_sys::Oid::from(datum.value() as u32))
+    }
+
     /// A `bigint`; None for NULL.
     pub fn bigint(self, number: usize) -> Option<i64> {
         self.datum(number).map(|datum| datum.value() as i64)
     }
 
-    fn datum(self, number: usize) -> Option<pg_sys::Datum> {
+    /// How many the function is declared with.
+    pub fn count(self) -> usize {
+        // SAFETY: the server's call information.
+        unsafe { (*self.0).nargs as usize }
+    }
+
+    /// Whatever it is; None for NULL.
+    pub fn datum(self, number: usize) -> Option<pg_sys::Datum> {
         // SAFETY: the server's call information has room for as many arguments as it says.
         unsafe {
             assert!(number < (*self.0).nargs as usize, "declared with fewer arguments");

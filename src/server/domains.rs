@@ -17,10 +17,9 @@ use crate::rules::error::Error;
 use crate::rules::interval::{Interval, Wait, hold_limit_micros};
 use crate::rules::name::{Name, display};
 use pgrx::pg_sys;
-use pgrx::spi::Spi;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::ffi::CStr;
+use std::ffi::{CStr, c_char};
 
 /// The columns of the table, in the order of `sql/domains.sql`.
 mod column {
@@ -208,8 +207,12 @@ unsafe extern "C-unwind" fn on_relation_change(_argument: pg_sys::Datum, relatio
 /// Tells all sessions, when this transaction commits, that the rules have changed.
 ///
 /// # Errors
-/// [`Error::Tables`], the server's.
+/// [`Error::NotByTrigger`], [`Error::Tables`], the server's.
 pub fn changed(fcinfo: pg_sys::FunctionCallInfo) -> Result<(), Problem> {
+    // SAFETY: the server's call information.
+    if !unsafe { pgrx::trigger_support::called_as_trigger(fcinfo) } {
+        return Err(Error::NotByTrigger.into());
+    }
     let tables = Tables::beside(fcinfo)?;
     // SAFETY: one server call, about a table that is there.
     unsafe { pg_sys::CacheInvalidateRelcacheByRelid(tables.lock_domain) };
@@ -223,6 +226,9 @@ pub fn changed(fcinfo: pg_sys::FunctionCallInfo) -> Result<(), Problem> {
 pub fn set(fcinfo: pg_sys::FunctionCallInfo, domain: &[u8]) -> Result<(), Problem> {
     let args = Arguments::of(fcinfo);
     check_domain(domain)?;
+    if args.oid(column::ROLE).is_some_and(|role| !activity::role_exists(role)) {
+        return Err(Error::NoSuchRole.into());
+    }
     if let Some(max_wait) = args.interval(column::MAX_WAIT) {
         max_wait_millis(max_wait)?;
     }
@@ -231,18 +237,15 @@ pub fn set(fcinfo: pg_sys::FunctionCallInfo, domain: &[u8]) -> Result<(), Proble
         hold_limit_micros(Some(max_hold)).ok().flatten().ok_or(Error::MaxHold)?;
     }
     let table = table_to_change(fcinfo)?;
-    let values = [
-        args.to_sql(column::DOMAIN, pg_sys::TEXTOID),
-        args.to_sql(column::ROLE, pg_sys::REGROLEOID),
-        args.to_sql(column::MAX_WAIT, pg_sys::INTERVALOID),
-        args.to_sql(column::MAX_HOLD, pg_sys::INTERVALOID),
-    ];
-    let insert = format!(
-        "INSERT INTO {table} (domain, role, max_wait, max_hold) VALUES ($1, $2, $3, $4) \
-         ON CONFLICT (domain) DO UPDATE SET role = excluded.role, max_wait = excluded.max_wait, \
-                                            max_hold = excluded.max_hold"
-    );
-    Spi::run_with_args(&insert, &values).map_err(|_| Error::Tables)?;
+    let insert = [
+        b"INSERT INTO ",
+        table,
+        b" (domain, role, max_wait, max_hold) VALUES ($1, $2, $3, $4) \
+          ON CONFLICT (domain) DO UPDATE SET role = excluded.role, max_wait = excluded.max_wait, \
+                                             max_hold = excluded.max_hold\0",
+    ]
+    .concat();
+    run(fcinfo, &insert)?;
     Ok(())
 }
 
@@ -252,10 +255,45 @@ pub fn set(fcinfo: pg_sys::FunctionCallInfo, domain: &[u8]) -> Result<(), Proble
 /// [`Error::NotDomainOwner`], the server's.
 pub fn drop_rule(fcinfo: pg_sys::FunctionCallInfo) -> Result<bool, Problem> {
     let table = table_to_change(fcinfo)?;
-    let domain = [Arguments::of(fcinfo).to_sql(column::DOMAIN, pg_sys::TEXTOID)];
-    let delete = format!("DELETE FROM {table} WHERE domain OPERATOR(pg_catalog.=) $1");
-    let dropped = Spi::connect_mut(|client| client.update(&delete, None, &domain).map(|rows| rows.len()));
-    Ok(dropped.map_err(|_| Error::Tables)? > 0)
+    let delete = [b"DELETE FROM ", table, b" WHERE domain OPERATOR(pg_catalog.=) $1\0"].concat();
+    Ok(run(fcinfo, &delete)? > 0)
+}
+
+/// Runs a statement in SQL, ended by a NUL, whose parameters are the call's arguments, as far as it has them; how many rows
+/// it has changed. Not by the bindings: they take only UTF-8, and a schema's name may be in another encoding.
+fn run(fcinfo: pg_sys::FunctionCallInfo, sql: &[u8]) -> Result<u64, Problem> {
+    const TYPES: [pg_sys::Oid; column::COUNT] =
+        [pg_sys::TEXTOID, pg_sys::REGROLEOID, pg_sys::INTERVALOID, pg_sys::INTERVALOID];
+    const NOT_NULL: c_char = b' ' as c_char;
+    const NULL: c_char = b'n' as c_char;
+    let args = Arguments::of(fcinfo);
+    let count = args.count();
+    let (mut types, mut values, mut nulls) = (TYPES, [pg_sys::Datum::null(); column::COUNT], [NULL; column::COUNT]);
+    for number in 0..count {
+        if let Some(value) = args.datum(number) {
+            (values[number], nulls[number]) = (value, NOT_NULL);
+        }
+    }
+    // SAFETY: server calls with as many values as types, all alive as long as the call. After an error the end of the
+    // (sub)transaction clears away what SPI has.
+    let (done, rows) = unsafe {
+        try_block(|| {
+            ffi::SPI_connect();
+            let done = ffi::SPI_execute_with_args(
+                sql.as_ptr().cast(),
+                count as i32,
+                types.as_mut_ptr(),
+                values.as_mut_ptr(),
+                nulls.as_ptr(),
+                false,
+                0,
+            );
+            let rows = pg_sys::SPI_processed;
+            ffi::SPI_finish();
+            (done, rows)
+        })
+    }?;
+    if done > 0 { Ok(rows) } else { Err(Error::Tables.into()) }
 }
 
 fn check_domain(domain: &[u8]) -> Result<(), Error> {
@@ -268,8 +306,8 @@ fn check_domain(domain: &[u8]) -> Result<(), Error> {
     }
 }
 
-/// The table's name for SQL, if the caller may change it.
-fn table_to_change(fcinfo: pg_sys::FunctionCallInfo) -> Result<String, Problem> {
+/// The table's name for SQL, in the database's encoding, if the caller may change it. It lives as long as the call.
+fn table_to_change<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<&'a [u8], Problem> {
     let tables = Tables::beside(fcinfo)?;
     // SAFETY: asks the catalogue's caches about a table that is there.
     unsafe {
@@ -279,7 +317,7 @@ fn table_to_change(fcinfo: pg_sys::FunctionCallInfo) -> Result<String, Problem> 
         if !activity::may_act_as(owner) {
             return Err(Error::NotDomainOwner.into());
         }
-        let schema = pg_sys::quote_identifier(pg_sys::get_namespace_name(schema));
-        Ok(format!("{}.lock_domain", CStr::from_ptr(schema).to_string_lossy()))
+        let name = pg_sys::quote_qualified_identifier(pg_sys::get_namespace_name(schema), c"lock_domain".as_ptr());
+        Ok(CStr::from_ptr(name).to_bytes())
     }
 }

@@ -89,6 +89,19 @@ unsafe extern "C-unwind" {
     pub fn RegisterSnapshot(snapshot: pg_sys::Snapshot) -> pg_sys::Snapshot;
     pub fn UnregisterSnapshot(snapshot: pg_sys::Snapshot);
 
+    // executor/spi.h
+    pub fn SPI_connect() -> c_int;
+    pub fn SPI_execute_with_args(
+        sql: *const c_char,
+        count: c_int,
+        types: *mut pg_sys::Oid,
+        values: *mut pg_sys::Datum,
+        nulls: *const c_char,
+        read_only: bool,
+        row_count: std::ffi::c_long,
+    ) -> c_int;
+    pub fn SPI_finish() -> c_int;
+
     // utils/lsyscache.h
     pub fn get_func_namespace(function: pg_sys::Oid) -> pg_sys::Oid;
     pub fn get_relname_relid(name: *const c_char, namespace: pg_sys::Oid) -> pg_sys::Oid;

@@ -117,6 +117,10 @@ impl Lease<'_> {
     pub fn guard(&self, token: i64) -> Result<(), Problem> {
         session::check_not_parallel()?;
         self.check_not_in_recovery("guard")?;
+        if !self.may_lock()? {
+            // What was taken before the rule may be guarded; anybody else is not to be in the way of those who may lock it.
+            self.guarded(token)?;
+        }
         // Even one that fails may be in the way of a try, for a moment.
         session::touch_lease(self.key, Touch::Prolong);
         self.share(token, self.tag(), Mode::IntentShare)?;
