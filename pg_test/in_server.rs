@@ -10,16 +10,24 @@ mod tests {
 
     const MODES: [&str; 5] = ["exclusive", "share", "intent share", "intent exclusive", "share intent exclusive"];
 
+    /// What all names here begin with.
+    const STEM: &str = "in server";
+
+    /// These tests run side by side: each session has names of its own.
+    fn own(sql: &str) -> String {
+        sql.replace(STEM, &format!("{STEM} {}", std::process::id()))
+    }
+
     fn flag(sql: &str) -> bool {
-        Spi::get_one(sql).expect("a result").expect("not null")
+        Spi::get_one(&own(sql)).expect("a result").expect("not null")
     }
 
     fn int(sql: &str) -> i64 {
-        Spi::get_one(&format!("select ({sql})::bigint")).expect("a result").expect("not null")
+        Spi::get_one(&own(&format!("select ({sql})::bigint"))).expect("a result").expect("not null")
     }
 
     fn text(sql: &str) -> Option<String> {
-        Spi::get_one(&format!("select ({sql})::text")).expect("a result")
+        Spi::get_one(&own(&format!("select ({sql})::text"))).expect("a result")
     }
 
     /// The SQLSTATE of a statement, caught as PL/pgSQL catches it.
@@ -29,19 +37,20 @@ mod tests {
              $$ begin execute sql; return '00000'; exception when others then return sqlstate; end $$",
         )
         .expect("a function");
-        Spi::get_one_with_args("select pg_temp.code($1)", &[DatumWithOid::from(sql)])
+        Spi::get_one_with_args("select pg_temp.code($1)", &[DatumWithOid::from(own(sql))])
             .expect("a result")
             .expect("not null")
     }
 
     /// What this session shows: kind, name, mode and count of each row.
     fn shown() -> Vec<String> {
-        Spi::get_one(
+        let rows: Vec<String> = Spi::get_one(
             "select coalesce(array_agg(concat_ws(' ', kind, name, mode, holds) order by kind, name, mode), '{}') \
                from lock_holders where pid = pg_backend_pid()",
         )
         .expect("a result")
-        .expect("not null")
+        .expect("not null");
+        rows.into_iter().map(|row| row.replace(&own(STEM), STEM)).collect()
     }
 
     #[pg_test]

@@ -5,7 +5,7 @@
 
 use super::support::{Random, Server, Session, SqlError, unique};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -67,7 +67,11 @@ struct World {
     certain: Mutex<Certain>,
     pids: Mutex<[i32; CLIENTS]>,
     is_over: AtomicBool,
+    calls: AtomicU64,
 }
+
+/// So many calls make it a torture, however slow the machine.
+const MIN_CALLS: u64 = 15_000;
 
 /// A transaction's holds of one savepoint level: target and mode.
 type Level = Vec<(usize, usize)>;
@@ -123,7 +127,7 @@ impl Client<'_> {
 
     /// Runs a statement. None after an error, with the model as the error leaves it.
     fn run(&mut self, what: &'static str, sql: &str) -> Option<Option<String>> {
-        *self.calls.entry(what).or_default() += 1;
+        self.count(what);
         match self.session.query(sql) {
             Ok(rows) => Some(rows.first().and_then(|row| row.get(0).map(str::to_owned))),
             Err(error) => {
@@ -131,6 +135,11 @@ impl Client<'_> {
                 None
             }
         }
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.calls.entry(what).or_default() += 1;
+        self.world.calls.fetch_add(1, Ordering::Relaxed);
     }
 
     fn fail(&mut self, sql: &str, error: &SqlError) {
@@ -203,7 +212,7 @@ impl Client<'_> {
 
     /// Begins or ends something. After an error nobody knows whether it did: start again from nothing.
     fn control(&mut self, what: &'static str, sql: &str) -> bool {
-        *self.calls.entry(what).or_default() += 1;
+        self.count(what);
         let Err(error) = self.session.query(sql) else { return true };
         *self.errors.entry(error.code.clone()).or_default() += 1;
         assert!(
@@ -432,7 +441,7 @@ impl Client<'_> {
         }
         let mut due: Vec<String> = due.into_iter().map(|(row, count)| format!("{row} {count}")).collect();
         due.sort();
-        *self.calls.entry("check").or_default() += 1;
+        self.count("check");
         let sql = "select concat_ws(' ', kind, coalesce(name, objid::text), mode, coalesce(holds, 1)) \
                      from lock_holders where pid = pg_backend_pid()";
         let mut shown: Vec<String> = match self.session.query(sql) {
@@ -542,6 +551,7 @@ fn random_calls_of_many_clients() {
         certain: Mutex::default(),
         pids: Mutex::default(),
         is_over: AtomicBool::new(false),
+        calls: AtomicU64::new(0),
     });
     let clients: Vec<_> = (0..CLIENTS)
         .map(|number| {
@@ -562,7 +572,9 @@ fn random_calls_of_many_clients() {
         std::thread::spawn(move || disturb(seed, &world, &server))
     };
     let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(seconds) && !world.is_over.load(Ordering::Relaxed) {
+    let is_enough =
+        || begun.elapsed() > Duration::from_secs(seconds) && world.calls.load(Ordering::Relaxed) > MIN_CALLS;
+    while !is_enough() && !world.is_over.load(Ordering::Relaxed) {
         std::thread::sleep(Duration::from_millis(20));
     }
     world.is_over.store(true, Ordering::Relaxed);
