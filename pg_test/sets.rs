@@ -297,6 +297,7 @@ fn whatever_ends_it_half_way_leaves_nothing() {
                 array(&n)
             ));
             holder.run(&format!("select named_lock('{last}')"));
+            let other = n.iter().find(|name| **name != last).expect("six others").clone();
             let all = format!("select {prefix}_lock_all({}, {timeout})", array(&n));
 
             let half_way =
@@ -309,7 +310,7 @@ fn whatever_ends_it_half_way_leaves_nothing() {
             holds_nothing(&mut watch, b.pid, "cancel");
 
             // In a block the transaction fails, and what was taken before stays to its end.
-            b.run(&format!("begin; select named_xact_lock('{}'); savepoint s", n[0]));
+            b.run(&format!("begin; select named_xact_lock('{other}'); savepoint s"));
             let waiting = start(b, &all, &mut watch);
             watch.run(&format!("select pg_cancel_backend({})", waiting.pid));
             let (mut b, result) = waiting.end();
@@ -333,13 +334,15 @@ fn whatever_ends_it_half_way_leaves_nothing() {
             watch.until_gone(b.pid);
             holds_nothing(&mut watch, b.pid, "terminate");
 
-            // A deadlock: the holder comes to wait for one of those.
-            let waiting = start(server.session("b"), &format!("set deadlock_timeout = '3s'; {all}"), &mut watch);
-            let other = n.iter().find(|name| **name != last).expect("six others").clone();
-            let blocked = holder.background(&format!("set deadlock_timeout = '1h'; select named_lock('{other}')"));
-            let (b, result) = waiting.end();
-            result.expect_err("a deadlock").is("40P01");
-            holds_nothing(&mut watch, b.pid, "deadlock");
+            // A deadlock: the holder waits for one that is held before.
+            let mut b = server.session("b");
+            b.run(&format!("select named_lock('{other}')"));
+            let blocked = format!("set deadlock_timeout = '1h'; select named_lock('{other}')");
+            let blocked = start(holder, &blocked, &mut watch);
+            b.run("set deadlock_timeout = '50ms'");
+            b.fails(&all).is("40P01").context_has(&last);
+            assert_eq!(holds(&mut watch, b.pid), [format!("{other} session exclusive 1")]);
+            b.run("select named_unlock_all()");
             let (_, result) = blocked.end();
             result.expect("the other goes on");
         }
