@@ -251,6 +251,12 @@ mod tests {
             ("named_lock_extend", "name hold_limit cluster_wide"),
             ("named_lock_key", "name cluster_wide database classid objid objsubid"),
             (
+                "lock_stats",
+                "domain database grants waits timeouts deadlocks wait_time max_wait \
+                 leases_granted leases_taken_over leases_expired stats_reset",
+            ),
+            ("lock_stats_reset", ""),
+            (
                 "lease_acquire",
                 "name ttl timeout owner payload permits bound acquired token remaining expires_at holder retry_after",
             ),
@@ -286,7 +292,9 @@ mod tests {
             text(&format!(
                 "select string_agg(pg_describe_object(d.classid, d.objid, d.objsubid), ', ') from {MEMBERS} \
                     and case d.classid \
-                        when 'pg_proc'::regclass then not has_function_privilege('pg_monitor', d.objid, 'execute') \
+                        when 'pg_proc'::regclass \
+                        then has_function_privilege('pg_monitor', d.objid, 'execute') \
+                             = exists (select from pg_proc where oid = d.objid and proname = 'lock_stats_reset') \
                         when 'pg_class'::regclass \
                         then has_table_privilege('pg_monitor', d.objid, 'select') \
                              <> exists (select from pg_class where oid = d.objid and relkind = 'v') \
