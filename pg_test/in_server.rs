@@ -240,6 +240,12 @@ mod tests {
             ("named_semaphore", "name permits timeout hold_limit"),
             ("named_semaphore_release", "name slot"),
             (
+                "lock_stats",
+                "domain database grants waits timeouts deadlocks wait_time max_wait \
+                 leases_granted leases_taken_over leases_expired stats_reset",
+            ),
+            ("lock_stats_reset", ""),
+            (
                 "lease_acquire",
                 "name ttl timeout owner payload permits bound acquired token remaining expires_at holder retry_after",
             ),
