@@ -59,7 +59,7 @@ CONTESTS = (
         f"{NAMES} names: named_lock_all (native: one statement, pg_advisory_lock)",
         {
             NATIVE: f"{NATIVE_SET};\nselect pg_advisory_unlock_all();\n",
-            NAMED: f"select named_lock_all({ARRAY});\nselect named_unlock_all();\n",
+            NAMED: f"select named_lock_all({ARRAY});\nselect pg_advisory_unlock_all();\n",
         },
         Target("<=", 1.2),
     ),
