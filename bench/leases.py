@@ -71,30 +71,22 @@ GUARD = {
 }
 
 
-class Contest(NamedTuple):
-    """What is compared with what: a pgbench script of each side, and the ratio that is wanted at least."""
-
-    what: str
-    scripts: dict[Side, str]
-    least: float
-
-
 CONTESTS = (
-    Contest(
+    wire.Contest(
         "acquire; release (by hand: INSERT ON CONFLICT; DELETE)",
         {side: ACQUIRE[side] + RELEASE[side] for side in (NATIVE, NAMED)},
-        0.95,
+        Target(">=", 0.95),
     ),
-    Contest(
+    wire.Contest(
         "renew (by hand: UPDATE)",
         {side: FIRST[side] + RENEW[side] for side in (NATIVE, NAMED)},
-        0.95,
+        Target(">=", 0.95),
     ),
-    Contest("refused try (by hand: SELECT)", TRY, 0.8),
-    Contest(
+    wire.Contest("refused try (by hand: SELECT)", TRY, Target(">=", 0.8)),
+    wire.Contest(
         "guard (by hand: pg_advisory_xact_lock_shared)",
         {side: FIRST[side] + GUARD[side] for side in (NATIVE, NAMED)},
-        0.85,
+        Target(">=", 0.85),
     ),
 )
 
@@ -148,7 +140,7 @@ def measure(bench: Bench) -> Iterator[Row]:
                 else:
                     pairs = wire.throughput(bench, script, clients, NO_TOKEN, clear)
                 what = f"{contest.what}: {clients} client{'s' * (clients > 1)}"
-                yield compared(what, "tx/s", pairs, Target(">=", contest.least))
+                yield compared(what, "tx/s", pairs, contest.target)
         native, named = (ids_assigned(bench, conn, TRY[side]) for side in (NATIVE, NAMED))
         yield stated(f"transaction ids assigned in {REFUSED:,} refused tries", "ids", native, named, IDS_TARGET)
     yield from wake_ups(bench)

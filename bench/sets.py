@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 import time
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import wire
 from common import NAMED, NATIVE, Bench, Figures, Pairs, Side, execute, in_turn, locks_held, seconds_of
+from inside import LOOP
 from table import Row, Target, compared, spread
 
 if TYPE_CHECKING:
@@ -23,30 +24,13 @@ NATIVE_XACT_SET = f"select count({NATIVE.xact_lock.format('name')}) from unnest(
 CONTENDED = 1_000
 ANY_TARGET = Target("<=", 2, "ms")
 
-TREE_LOOP = """
-DO $$
-BEGIN
-    FOR i IN 1..{pairs} LOOP
-        PERFORM {lock};
-        PERFORM {unlock};
-    END LOOP;
-END
-$$"""
 SINGLE = ("named_lock('a')", "named_unlock('a')")
 TREE = ("named_lock_tree('a/b/c/d')", "named_unlock_tree('a/b/c/d')")
 TREE_TARGET = Target("<=", 4.5)
 
 
-class Contest(NamedTuple):
-    """A pgbench script of each side, and what the ratio of their times has to be."""
-
-    what: str
-    scripts: dict[Side, str]
-    target: Target
-
-
 CONTESTS = (
-    Contest(
+    wire.Contest(
         f"{NAMES} names: named_lock_all (native: {NAMES} statements, named_lock)",
         {
             NATIVE: "".join(f"select named_lock('bench {number}');\n" for number in range(NAMES))
@@ -55,7 +39,7 @@ CONTESTS = (
         },
         Target("<=", 0.5),
     ),
-    Contest(
+    wire.Contest(
         f"{NAMES} names: named_lock_all (native: one statement, pg_advisory_lock)",
         {
             NATIVE: f"{NATIVE_SET};\nselect pg_advisory_unlock_all();\n",
@@ -63,7 +47,7 @@ CONTESTS = (
         },
         Target("<=", 1.2),
     ),
-    Contest(
+    wire.Contest(
         f"{NAMES} names: named_xact_lock_all (native: one statement, pg_advisory_xact_lock)",
         {NATIVE: f"{NATIVE_XACT_SET};\n", NAMED: f"select named_xact_lock_all({ARRAY});\n"},
         Target("<=", 1.2),
@@ -117,7 +101,7 @@ def tree(bench: Bench) -> Row:
 
         def run(side: Side) -> Figures:
             lock, unlock = SINGLE if side == NATIVE else TREE
-            took = seconds_of(lambda: execute(conn, TREE_LOOP.format(lock=lock, unlock=unlock, pairs=pairs)))
+            took = seconds_of(lambda: execute(conn, LOOP.format(lock=lock, unlock=unlock, pairs=pairs)))
             if locks_held(conn):
                 raise RuntimeError("locks are left")
             return (1e9 * took / pairs,)

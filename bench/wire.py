@@ -10,7 +10,7 @@ import tempfile
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from common import NAMED, NATIVE, Bench, Figures, Pairs, Side, execute, in_turn, seconds_of
 from table import Row, Target, compared
@@ -26,6 +26,14 @@ NAME_OF_FIRST = "'bench:first'"
 WARM_UP = 1_000  # transactions of a client, which also tell how many fill the time
 MOST_WARM_UP = 4_000  # of all clients together
 LIMIT_SECONDS = 120.0  # for one run
+
+
+class Contest(NamedTuple):
+    """What is compared with what: a pgbench script of each side, and what the ratio has to be."""
+
+    what: str
+    scripts: dict[Side, str]
+    target: Target
 
 
 def title(bench: Bench) -> str:

@@ -1,9 +1,7 @@
 //! Semaphores: never more than N at once, in order of arrival, free as soon as their session lets go or is gone.
 
-use super::support::lease_queue::{left_no_trace, median, position, until_queued};
-use super::support::{
-    Cluster, Random, Rows, Running, Server, Session, SqlError, let_pass, stop_process, unique, until,
-};
+use super::support::lease_queue::{Answered, begin_waiting, left_no_trace, median, position, start, until_queued};
+use super::support::{Cluster, Random, Rows, Running, Server, Session, let_pass, stop_process, unique, until};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
@@ -30,23 +28,6 @@ fn take(session: &mut Session, k: &str, permits: i64) -> i64 {
 #[track_caller]
 fn give_back(session: &mut Session, k: &str, slot: i64) {
     session.run(&format!("select named_semaphore_release('{k}', {slot})"));
-}
-
-/// A waiter's answer and when it came.
-type Answered = (Result<Rows, SqlError>, Instant);
-
-/// Starts a wait, and returns when it stands at that place of the queue.
-#[track_caller]
-fn start(session: Session, sql: &str, watch: &mut Session, place: i64) -> Running<Answered> {
-    let waiting = begin(session, sql);
-    until_queued(watch, waiting.pid, place);
-    waiting
-}
-
-/// The same without looking whether it waits.
-fn begin(session: Session, sql: &str) -> Running<Answered> {
-    let sql = sql.to_owned();
-    session.spawn(move |session| (session.query(&sql), Instant::now()))
 }
 
 fn wait(k: &str, permits: i64) -> String {
@@ -604,7 +585,7 @@ fn one_who_leaves_the_queue_leaves_no_trace() {
             b.run(before);
             let leaver = start(b, &sql, &mut watch, place);
             // On a busy machine one whose time is up may be gone before the next one is seen behind it.
-            let last = begin(server.session("last"), &wait(&k, 1));
+            let last = begin_waiting(server.session("last"), &wait(&k, 1));
             if !matches!(leaves, Leaves::Timeout | Leaves::LockTimeout | Leaves::StatementTimeout) {
                 until_queued(&mut watch, last.pid, place + 1);
             }

@@ -1,7 +1,8 @@
 //! Sets of names: all or none (case C26), and those that are free (case C25), with case C20 over both.
 
+use super::support::holding::{SCOPES, holds, holds_nothing, start};
 use super::support::{
-    Cluster, Random, Rows, Running, Server, Session, SqlError, let_pass, literal, unique, unique_ident, until,
+    Cluster, Random, Running, Server, Session, SqlError, let_pass, literal, unique, unique_ident, until,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,11 +10,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const MODES: [&str; 5] = ["exclusive", "share", "intent share", "intent exclusive", "share intent exclusive"];
-
-type Waiting = Running<Result<Rows, SqlError>>;
-
-/// The two ways to hold: the prefix of the functions' names, and the kind that the view shows.
-const SCOPES: [(&str, &str); 2] = [("named", "session"), ("named_xact", "transaction")];
 
 /// Names as an SQL array.
 fn array<S: AsRef<str>>(names: &[S]) -> String {
@@ -25,28 +21,6 @@ fn array<S: AsRef<str>>(names: &[S]) -> String {
 fn names(stem: &str, count: usize) -> Vec<String> {
     let stem = unique(stem);
     (0..count).map(|number| format!("{stem}.{number:05}")).collect()
-}
-
-/// What a session holds, as `name kind mode holds`.
-fn holds(watch: &mut Session, pid: i32) -> Vec<String> {
-    watch.column(&format!(
-        "select concat_ws(' ', name, kind, mode, holds) from lock_holders where pid = {pid} order by 1"
-    ))
-}
-
-/// That a session holds nothing and waits for nothing, by the lock manager and by the view.
-#[track_caller]
-fn holds_nothing(watch: &mut Session, pid: i32, what: &str) {
-    assert_eq!(watch.locks_of(pid), 0, "{what}");
-    assert_eq!(holds(watch, pid), [""; 0], "{what}");
-}
-
-/// Starts a call and returns when it waits.
-#[track_caller]
-fn start(session: Session, sql: &str, watch: &mut Session) -> Waiting {
-    let waiting = session.background(sql);
-    watch.until_waiting(waiting.pid);
-    waiting
 }
 
 // All or none ---------------------------------------------------------------------------------------------------------

@@ -1,37 +1,11 @@
 //! Trees of names: case C21, conflicts as on a tree of files, and what gives a tree back. Case C20 over them.
 
-use super::support::{Cluster, Random, Rows, Running, Server, Session, SqlError, let_pass, literal, unique};
+use super::support::holding::{SCOPES, holds, holds_nothing, start};
+use super::support::{Cluster, Random, Server, Session, let_pass, literal, unique};
 use crate::rules::mode::Mode;
 use crate::rules::tree::file_tree::{Claim, Kind};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-
-type Waiting = Running<Result<Rows, SqlError>>;
-
-/// The two ways to hold: the prefix of the functions' names, and the kind that the view shows.
-const SCOPES: [(&str, &str); 2] = [("named", "session"), ("named_xact", "transaction")];
-
-/// What a session holds, as `name kind mode holds`.
-fn holds(watch: &mut Session, pid: i32) -> Vec<String> {
-    watch.column(&format!(
-        "select concat_ws(' ', name, kind, mode, holds) from lock_holders where pid = {pid} order by name, kind, mode::text"
-    ))
-}
-
-/// That a session holds nothing and waits for nothing, by the lock manager and by the view.
-#[track_caller]
-fn holds_nothing(watch: &mut Session, pid: i32, what: &str) {
-    assert_eq!(watch.locks_of(pid), 0, "{what}");
-    assert_eq!(holds(watch, pid), [""; 0], "{what}");
-}
-
-/// Starts a call and returns when it waits.
-#[track_caller]
-fn start(session: Session, sql: &str, watch: &mut Session) -> Waiting {
-    let waiting = session.background(sql);
-    watch.until_waiting(waiting.pid);
-    waiting
-}
 
 #[test]
 fn a_path_is_held_in_its_mode_and_what_is_above_it_in_an_intent_mode() {

@@ -2,30 +2,14 @@
 //! kinds, and the wait without a snapshot.
 
 use crate::pg_test::support::lease_queue::{
-    Way, give_back, left_no_trace, median, position, take, take_with, try_take, until_queued,
+    Answered, Way, begin_waiting, give_back, left_no_trace, median, position, start, take, take_with, try_take,
+    until_queued,
 };
 use crate::pg_test::support::{
     Reply, Rows, Running, Server, Session, SqlError, Wire, let_pass, stop_process, unique, unique_ident, until, within,
 };
 use std::process::Child;
 use std::time::{Duration, Instant};
-
-/// A waiter's answer and when it came.
-type Answered = (Result<Rows, SqlError>, Instant);
-
-/// Starts a statement that waits, and returns when it stands at that place of the queue.
-#[track_caller]
-fn start(session: Session, statement: &str, watch: &mut Session, place: i64) -> Running<Answered> {
-    let waiting = begin_waiting(session, statement);
-    until_queued(watch, waiting.pid, place);
-    waiting
-}
-
-/// The same without looking whether it waits.
-fn begin_waiting(session: Session, statement: &str) -> Running<Answered> {
-    let statement = statement.to_owned();
-    session.spawn(move |session| (session.query(&statement), Instant::now()))
-}
 
 /// The token in an answer.
 #[track_caller]

@@ -1,7 +1,25 @@
-//! Leases in tests of several sessions: taking one, waiting for one in some way, and who stands in the queue.
+//! Leases and semaphores in tests of several sessions: taking one, waiting for one in some way, and who stands in the
+//! queue.
 
-use super::{Session, until};
-use std::time::Duration;
+use super::{Rows, Running, Session, SqlError, until};
+use std::time::{Duration, Instant};
+
+/// A waiter's answer and when it came.
+pub type Answered = (Result<Rows, SqlError>, Instant);
+
+/// Starts a statement that waits, and returns when it stands at that place of the queue.
+#[track_caller]
+pub fn start(session: Session, statement: &str, watch: &mut Session, place: i64) -> Running<Answered> {
+    let waiting = begin_waiting(session, statement);
+    until_queued(watch, waiting.pid, place);
+    waiting
+}
+
+/// The same without looking whether it waits.
+pub fn begin_waiting(session: Session, statement: &str) -> Running<Answered> {
+    let statement = statement.to_owned();
+    session.spawn(move |session| (session.query(&statement), Instant::now()))
+}
 
 /// The ways to wait for a lease. The first column that each gives is the token, NULL when the timeout passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,7 +24,8 @@
 //!   and `.stop()`, `.stop_immediate()`, `.start()`, `.restart()`, `.standby()`, `.promote()`, `.log()`. It is stopped and
 //!   removed when dropped, also by a panic. The extension is created in its database `postgres`. `.backup()` gives a
 //!   [`Backup`], of which any number of servers can be made.
-//! - **[`lease_queue`]** takes leases, waits for them, and tells who stands where.
+//! - **[`lease_queue`]** takes leases, waits for them and for semaphores, and tells who stands where.
+//! - **[`holding`]** tells what a session holds, for calls that take several locks.
 //! - **[`Pooler`]** is a PgBouncer before a server.
 //! - **[`surface`]** lists every function and relation of the extension, with what they do and a call of each.
 //! - **[`Random`]** gives numbers that come again with the same seed.
@@ -35,6 +36,7 @@
 
 mod cluster;
 mod forms;
+pub mod holding;
 pub mod lease_queue;
 mod machine;
 mod pooler;
