@@ -41,13 +41,16 @@ pub fn lags(token: i64, wall: i64) -> bool {
 
 /// To what the sequence is raised from `token`, which was just drawn. `stored` is the timeline on which tokens were last
 /// drawn (0: on none), `current` the server's.
+///
+/// In a new epoch the counter is the clock, also where the old one was ahead of it: two servers made of one backup take the
+/// same step at different times.
 pub fn raised(token: i64, stored: i64, current: i64, wall: i64) -> i64 {
-    let epochs = if stored == current { 0 } else { (current - stored).max(1) };
+    let (epochs, floor) = if stored == current { (0, counter(token)) } else { ((current - stored).max(1), 0) };
     let epoch = epoch(token).saturating_add(epochs);
     if epoch > MAX_EPOCH {
         return i64::MAX; // the next draw fails, and none comes twice
     }
-    epoch << COUNTER_BITS | counter(token).max(counter_at(wall))
+    epoch << COUNTER_BITS | counter_at(wall).max(floor)
 }
 
 /// Tokens that were drawn and wait to be handed out, in the order of their numbers. All zero: none.
@@ -147,6 +150,10 @@ mod tests {
         let first_sibling = raised(last, 1, 2, NOW + 10 * SECOND);
         let second_sibling = raised(last, 1, 2, NOW + 20 * SECOND);
         assert!(second_sibling > first_sibling + 1_000);
+        // Recovery goes ahead of what was drawn, and so may the counter of the clock.
+        let ahead = last + 32 * RESERVED;
+        let [first_sibling, second_sibling] = [1, 2].map(|seconds| raised(ahead, 1, 2, NOW + seconds * SECOND));
+        assert!(first_sibling > ahead && second_sibling >= first_sibling + 1_000);
     }
 
     #[test]
