@@ -46,6 +46,8 @@ mod limits;
 #[cfg(test)]
 mod monitoring;
 #[cfg(test)]
+mod moving_over;
+#[cfg(test)]
 mod names;
 #[cfg(test)]
 mod pools;
