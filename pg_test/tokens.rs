@@ -393,6 +393,33 @@ fn c31_a_counter_that_lags() {
     ledger.all_given(tokens(&mut session, "ahead", 3));
 }
 
+/// Grants go on when the tokens in stock have come to be as far behind the clock as they may be, and the next draw has not.
+#[test]
+fn c31_a_counter_that_comes_to_lag() {
+    const CLOCK: &str = "(extract(epoch from clock_timestamp() - '2025-01-01 00:00:00+00') * 1000)::bigint";
+    for _ in 0..3 {
+        let server = Server::shared().new_database("c31_lag", "UTF8");
+        let mut session = server.session("a");
+        // As if it had been used all the time, but less and less: it will be 60 s behind in some 300 ms.
+        session.run(&format!(
+            "select setval('lease_timeline', timeline_id) from pg_control_checkpoint(); \
+             select setval('lease_token', (1::bigint << 42) + {CLOCK} - 59800); \
+             set statement_timeout = '30 s'"
+        ));
+        let mut ledger = Ledger::new();
+        let begun = Instant::now();
+        let mut grants = 0;
+        while begun.elapsed() < Duration::from_millis(900) {
+            ledger.given(token(&mut session, &grants.to_string()));
+            grants += 1;
+            let_pass(5);
+        }
+        let behind = format!("select {CLOCK} - (last_value & ((1::bigint << 42) - 1)) from lease_token");
+        let behind = session.int(&behind);
+        assert!(behind < 30_000, "after {grants} grants it is near the clock again, and not {behind} ms behind");
+    }
+}
+
 // --- Restart ----------------------------------------------------------------------------------------------------------
 
 /// An orderly restart, and a crash: what is unbound goes on.

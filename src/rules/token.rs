@@ -75,11 +75,16 @@ impl Stock {
             self.following = 0;
         }
         let token = self.next;
-        if token == self.end || self.drawn != sequence || lags(token, wall) {
+        if token == self.end || self.drawn != sequence || self.lags(wall) {
             return None;
         }
         self.next += 1;
         Some((token, self.following == 0 && self.end - self.next == RESERVED / 2))
+    }
+
+    /// Whether the next token is too far behind the clock. The next draw need not be.
+    pub fn lags(&self, wall: i64) -> bool {
+        self.next != self.end && lags(self.next, wall)
     }
 
     /// The least that a draw may give: no token of it may be lower than one that was in stock.
@@ -111,7 +116,7 @@ impl Stock {
         }
     }
 
-    /// Forgets the tokens: those of an earlier timeline, or behind the clock.
+    /// Forgets the tokens: those of an earlier timeline, behind the clock, or after somebody has moved the sequence.
     pub fn clear(&mut self) {
         self.end = self.floor();
         (self.next, self.following) = (self.end, 0);
@@ -203,10 +208,10 @@ mod tests {
         stock.note(FIRST);
         stock.add(FIRST);
         assert!(stock.take(FIRST + 1, NOW).is_none() && stock.take(FIRST - 1, NOW).is_none());
-        assert!(stock.take(FIRST, NOW + 61 * SECOND).is_none());
+        assert!(stock.take(FIRST, NOW + 61 * SECOND).is_none() && stock.lags(NOW + 61 * SECOND));
         assert!(stock.take(FIRST, NOW + 59 * SECOND).is_some());
         stock.clear();
-        assert!(stock.take(FIRST, NOW).is_none());
+        assert!(stock.take(FIRST, NOW).is_none() && !stock.lags(NOW + 61 * SECOND));
     }
 
     proptest! {

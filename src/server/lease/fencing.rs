@@ -48,6 +48,7 @@ fn take(tables: &Tables) -> Result<Option<(i64, bool)>, Problem> {
 #[cold]
 fn draw_first(tables: &Tables) -> Result<i64, Problem> {
     loop {
+        lock_manager::check_interrupts()?;
         let gate = Gate::enter()?;
         // Somebody may have come before.
         let in_stock = if is_on_timeline(tables)? { take(tables)? } else { None };
@@ -104,8 +105,9 @@ fn draw_many(tables: &Tables) -> Result<(i64, bool), Problem> {
     let mut drawn = next_value(tables)?;
     let (stored, current) = (read_sequence(tables.timeline)?.last, i64::from(ffi::timeline()));
     let wall = ffi::now();
-    let floor = session::with_tokens(tables.token, |stock| stock.floor()).unwrap_or_default();
-    if stored != current || token::lags(drawn, wall) || drawn < floor {
+    let (floor, is_behind) =
+        session::with_tokens(tables.token, |stock| (stock.floor(), stock.lags(wall))).unwrap_or_default();
+    if stored != current || is_behind || token::lags(drawn, wall) || drawn < floor {
         // In this order: if the server goes down in between, it is done once more.
         set_sequence(tables.token, token::raised(drawn, stored, current, wall).max(floor))?;
         if stored != current {
