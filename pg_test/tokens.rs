@@ -278,20 +278,20 @@ fn c51_the_record_is_another_sessions() {
     assert!(plain_came_twice > 0, "an ordinary sequence lost nothing: these stops are too gentle to test anything");
 }
 
-/// The one that writes WAL and the one that is granted change places, over the boundary of 32.
+/// The one that draws for all and the one that is granted change places: stops right before, at and after the token with
+/// which the next draw is made, and the one with which the last draw's are used up.
 #[test]
 fn c51_back_and_forth_over_the_boundary() {
     let cluster = Cluster::new(LAZY);
     let mut ledger = Ledger::new();
-    for round in 0..4 {
+    for (round, turns) in [31, 32, 33, 63, 64, 65].into_iter().enumerate() {
         let mut sessions: Vec<Session> = (0..3).map(|_| cluster.session("drawing")).collect();
         for session in &mut sessions {
             session.run("set synchronous_commit = off");
         }
         sessions[0].run("begin");
         sessions[1].run("begin; set transaction isolation level repeatable read");
-        // Stops right before, at and after the value at which the next record is due.
-        for turn in 0..(31 + round) {
+        for turn in 0..turns {
             let session = &mut sessions[turn % 3];
             ledger.given(token(session, &format!("{round} {turn}")));
         }
