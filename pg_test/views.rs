@@ -559,7 +559,8 @@ fn a_prepared_transactions_lock_is_shown_with_its_gid() {
 /// Sessions come and go while others look: the view never fails and never shows a lock under another's name.
 #[test]
 fn looking_while_others_lock_and_unlock() {
-    let server = Server::shared();
+    // A database of its own: other tests' leases would make each look slow.
+    let server = Server::shared().new_database("views_looking", "UTF8");
     let stem = unique("views");
     let done = Arc::new(AtomicBool::new(false));
     let workers: Vec<_> = (0..4)
