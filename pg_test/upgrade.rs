@@ -57,7 +57,7 @@ fn objects(server: &Server) -> Vec<String> {
                        s.seqincrement, s.seqmax, s.seqmin, s.seqcache, s.seqcycle)
            from members as m join pg_sequence as s on m.classid = 'pg_class'::regclass and s.seqrelid = m.objid
          union all
-         select format('extension %s | %s', extversion, array(select c::regclass from unnest(extconfig) as c order by 1))
+         select format('extension %s | %s', extversion, array(select c::regclass::text from unnest(extconfig) as c order by 1))
            from pg_extension where extname = 'named_locks'
          order by 1",
     )
