@@ -108,7 +108,7 @@ def mixed(
             times[int(number)].append(int(microseconds))
         return [1e6 / statistics.fmean(taken) for taken in times]
 
-    transactions = max(WARM_UP, round(statistics.fmean(run(WARM_UP)) * bench.effort.wire_seconds * 4))
+    transactions = max(WARM_UP, round(statistics.harmonic_mean(run(WARM_UP)) * bench.effort.wire_seconds * 4))
     rates = [run(transactions) for _ in range(bench.effort.wire_rounds)]
     return Pairs([native for native, _ in rates], [named for _, named in rates])
 
