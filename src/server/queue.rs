@@ -10,9 +10,12 @@ use super::lock_manager::{self, Outcome};
 use super::report::Problem;
 use super::session;
 use super::snapshot;
+use super::statistics;
 use crate::rules::holds::Scope;
+use crate::rules::interval::Wait;
 use crate::rules::key::Tag;
 use crate::rules::mode::Mode;
+use crate::rules::name::domain_of;
 
 /// The first in a queue looks after so many microseconds although nobody has waked it: 1 s.
 pub const LOOK_AGAIN: i64 = 1_000_000;
@@ -54,6 +57,18 @@ pub fn wait<R>(
     look: impl FnMut() -> Result<Result<R, i64>, Problem>,
 ) -> Result<Option<R>, Problem> {
     let Some(left) = deadline.left() else { return Ok(None) };
+    let counted = statistics::Wait::begin(domain_of(queue.name));
+    let result = wait_in_turn(queue, deadline, left, look);
+    counted.end(result.as_ref().map(Option::is_some));
+    result
+}
+
+fn wait_in_turn<R>(
+    queue: &Queue<'_>,
+    deadline: Deadline,
+    left: Wait,
+    look: impl FnMut() -> Result<Result<R, i64>, Problem>,
+) -> Result<Option<R>, Problem> {
     let waiting = Waiting::begin(queue, deadline);
     if queue.is_passed {
         return waiting.lead(deadline, look);

@@ -101,10 +101,7 @@ impl Lease<'_> {
         if request.wait == Wait::Try || matches!(first_try, Answer::Granted(..)) {
             return Ok(first_try);
         }
-        let counted = statistics::Wait::begin(self.name.domain());
-        let answer = self.wait(&claim);
-        counted.end(answer.as_ref().map(|answer| matches!(answer, Answer::Granted(..))));
-        match answer? {
+        match self.wait(&claim)? {
             Answer::Refused(_) if request.wait.fails() => Err(self.not_obtained(request.wait)),
             answer => Ok(answer),
         }

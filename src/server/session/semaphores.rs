@@ -63,13 +63,9 @@ pub fn acquire(semaphore: &Lock<'_>, permits: u16, request: Request) -> Result<O
         return Ok(None);
     }
     let queue = Queue { tag: semaphore.tag, name: semaphore.name, description: semaphore.describe(), is_passed: false };
-    let counted = semaphore.count_wait(request.wait);
     let waited =
-        queue::wait(&queue, Deadline::of(request.wait), || Ok(take(semaphore, permits, request)?.ok_or(LOOK_AGAIN)));
-    if let Some(counted) = counted {
-        counted.end(waited.as_ref().map(Option::is_some));
-    }
-    match waited? {
+        queue::wait(&queue, Deadline::of(request.wait), || Ok(take(semaphore, permits, request)?.ok_or(LOOK_AGAIN)))?;
+    match waited {
         None if request.wait.fails() => Err(not_obtained(semaphore, request.wait).into()),
         None => Ok(None),
         slot => {
