@@ -194,6 +194,23 @@ fn waits_that_something_else_ends_are_no_timeouts() {
 }
 
 #[test]
+fn sets_trees_and_semaphores_count() {
+    let cluster = Cluster::new(&[]);
+    let mut watch = cluster.session("watch");
+    let mut a = cluster.session("a");
+    let mut b = cluster.session("b");
+    a.run("select named_lock_all(array['set:a', 'set:b', 'set:a'])");
+    a.run("select named_lock_any(array['set:c', 'set:d'])");
+    assert!(!b.flag("select named_lock_all(array['set:x', 'set:a', 'set:y'], '0')"));
+    assert_eq!(counts(&mut watch, "set"), Counts { grants: 3, ..NONE });
+    a.run("select named_lock_tree('tree:a/b/c')");
+    assert_eq!(counts(&mut watch, "tree"), Counts { grants: 3, ..NONE });
+    a.run("select named_semaphore('semaphore:k', 1)");
+    assert_eq!(b.maybe("select named_semaphore('semaphore:k', 1, '60 ms')"), None);
+    assert_eq!(counts(&mut watch, "semaphore"), Counts { grants: 1, waits: 1, timeouts: 1, ..NONE });
+}
+
+#[test]
 fn a_refused_try_counts_nothing() {
     let cluster = Cluster::new(&[]);
     let mut watch = cluster.session("watch");
