@@ -25,14 +25,15 @@ use crate::rules::name::MAX_NAME_BYTES;
 use crate::rules::token::Stock;
 use pgrx::pg_sys;
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
 /// With the version of the layout: change it with any of the structs below.
-const CONTROL_NAME: &CStr = c"named_locks/3";
+const CONTROL_NAME: &CStr = c"named_locks/4";
 /// Frozen: asking for another size under a name already taken is an error.
 const CONTROL_SIZE: usize = 128;
-const CONTROL_MAGIC: u32 = 0x6E6C_0003;
+const CONTROL_MAGIC: u32 = 0x6E6C_0004;
 const TRANCHE_NAME: &CStr = c"named_locks";
 
 /// How many slots a chunk has.
@@ -99,6 +100,8 @@ struct Entry {
     deadline: AtomicI64,
     /// The first chunk.
     first: AtomicU64,
+    /// 1 after there was no memory for a slot of this process, until [`Registry::trim`].
+    is_incomplete: AtomicU32,
     /// Whether this process waits for a lease or a semaphore: [`NOT_WAITING`], [`QUEUED`] or [`HEAD`].
     queue_state: AtomicU32,
     /// The tag of the queue that it waits in, as words.
@@ -462,9 +465,24 @@ impl Registry {
         waits
     }
 
+    /// The processes that have a slot for each lock of theirs: what they do not speak of they do not hold.
+    pub fn complete_processes(&self) -> HashSet<i32> {
+        (0..ffi::max_processes())
+            .map(|number| {
+                // SAFETY: the directory is followed by so many entries.
+                unsafe { &*entries(self.directory).add(number) }
+            })
+            .filter(|entry| entry.is_incomplete.load(Ordering::Acquire) == 0)
+            .map(|entry| entry.pid.load(Ordering::Relaxed))
+            .filter(|&pid| pid != 0)
+            .collect()
+    }
+
     /// Gives back the memory that held the slots of many locks. For when nothing is held.
     pub fn trim(&mut self) {
         self.is_full.set(false);
+        // SAFETY: this process's entry.
+        unsafe { (*self.entry).is_incomplete.store(0, Ordering::Release) };
         self.chunks.truncate(1);
         let Some(first) = self.chunks.first() else { return };
         // SAFETY: a chunk of this process.
@@ -650,7 +668,11 @@ impl Registry {
     fn slot(&mut self, place: Place) -> Option<*mut Slot> {
         let (number, slot) = locate(place);
         while self.chunks.len() <= number {
-            self.add_chunk()?;
+            if self.add_chunk().is_none() {
+                // SAFETY: this process's entry.
+                unsafe { (*self.entry).is_incomplete.store(1, Ordering::Release) };
+                return None;
+            }
         }
         // SAFETY: a chunk of this process.
         Some(unsafe { &raw mut (*self.chunks[number].chunk).slots[slot] })
@@ -717,6 +739,7 @@ impl Entry {
     /// Under its exclusive lock.
     unsafe fn clear(&self, area: *mut pg_sys::dsa_area) -> Option<()> {
         self.pid.store(0, Ordering::Relaxed);
+        self.is_incomplete.store(0, Ordering::Relaxed);
         // SAFETY: the caller's; only this entry leads there.
         unsafe {
             match self.wait_note.swap(NO_POINTER, Ordering::Relaxed) {

@@ -116,14 +116,19 @@ impl Picture {
         for published in published(only) {
             names.insert((published.by, published.tag), published);
         }
-        // A slot is published before its lock is asked for and cleared after it is released: what no slot speaks of, though
-        // the table had it, was released in between, or was taken without a registry. The table knows.
+        // A slot is published before its lock is asked for and cleared after it is given back: what no slot speaks of any
+        // more, though the table had it, was given back in between.
         let is_unknown = |row: &Row| {
             matches!(row.tag.space(), Space::Named | Space::Slot) && !names.contains_key(&(party(row), row.tag))
         };
         if table.rows.iter().any(is_unknown) {
+            let complete = session::complete_processes();
+            // Some have no memory for slots. Of their locks the table knows.
             let now: HashSet<(Party, Tag)> = lock_table::read().rows.iter().map(|row| (party(row), row.tag)).collect();
-            table.rows.retain(|row| !is_unknown(row) || now.contains(&(party(row), row.tag)));
+            table.rows.retain(|row| {
+                !is_unknown(row)
+                    || row.pid.is_none_or(|pid| !complete.contains(&pid)) && now.contains(&(party(row), row.tag))
+            });
         }
         let mut waiters = HashMap::new();
         for row in table.rows.iter().filter(|row| row.waits_for.is_some()) {

@@ -28,7 +28,7 @@ use crate::server::statistics;
 use crate::server::who;
 use pgrx::pg_sys;
 use std::cell::{OnceCell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A lock that a call is about.
@@ -380,6 +380,11 @@ pub fn published(only: Option<Tag>) -> Vec<Published> {
         session.start();
         session.registry.as_ref().map(|registry| registry.read(only)).unwrap_or_default()
     })
+}
+
+/// The processes that publish each lock they hold or wait for.
+pub fn complete_processes() -> HashSet<i32> {
+    with_session(|session| session.registry.as_ref().map(Registry::complete_processes).unwrap_or_default())
 }
 
 /// Sees to it that this session has looked for the shared memory in which things are counted.
