@@ -12,7 +12,7 @@ ARGS ?=
 PG_CONFIG ?= pg_config
 
 .DEFAULT_GOAL := help
-.PHONY: help test upgrade run bench install lint clean distclean
+.PHONY: help test upgrade field run bench install lint clean distclean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -24,6 +24,10 @@ test: ## Run the tests: PG=18 another server, TEST=name only some
 upgrade: ## Test pg_upgrade from PostgreSQL 15 to 18
 	.ci/setup 15 18
 	.ci/upgrade 15 18
+
+field: ## Test with poolers, frameworks, failover and chaos: ARGS=--long for the long form
+	.ci/setup --field $(PG)
+	.ci/with-release $(PG) field/run.py $(ARGS)
 
 run: ## Build it and try the examples
 	.ci/setup $(PG)

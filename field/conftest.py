@@ -1,0 +1,44 @@
+"""What all tests in this folder may ask for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from server import Server, throwaway_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--long."""
+    parser.addoption("--long", action="store_true", help="the long form: chaos for ten minutes")
+
+
+@pytest.fixture(scope="session")
+def bindir() -> Path:
+    """The folder with initdb and postgres."""
+    return Path(os.environ["NAMED_LOCKS_PG_BIN"])
+
+
+@pytest.fixture(scope="session")
+def runas() -> str | None:
+    """The OS user to run servers as, if not ours."""
+    return os.environ.get("NAMED_LOCKS_RUNAS") or None
+
+
+@pytest.fixture(scope="session")
+def is_long(request: pytest.FixtureRequest) -> bool:
+    """Whether the long form is asked for."""
+    return bool(request.config.getoption("--long"))
+
+
+@pytest.fixture(scope="module")
+def server(bindir: Path, runas: str | None) -> Iterator[Server]:
+    """A server for the tests of a file, with the extension in its database `demo`."""
+    with throwaway_server(bindir, runas) as server:
+        yield server
