@@ -50,6 +50,8 @@ mod moving_over;
 #[cfg(test)]
 mod names;
 #[cfg(test)]
+mod poolers;
+#[cfg(test)]
 mod pools;
 #[cfg(test)]
 mod rights;

@@ -22,6 +22,11 @@ impl Pooler {
     /// `mode`: `transaction`, `session` or `statement`; `size`: how many server sessions for each role and database;
     /// `roles`: who else than the superuser may come in.
     pub fn new(server: &Server, mode: &str, size: u32, roles: &[&str]) -> Pooler {
+        Pooler::with_settings(server, mode, size, roles, "")
+    }
+
+    /// The same with further lines for the section `[pgbouncer]`.
+    pub fn with_settings(server: &Server, mode: &str, size: u32, roles: &[&str], settings: &str) -> Pooler {
         let dir = Dir::new();
         let folder = dir.path().display();
         let users: String = std::iter::once(server.user.as_str())
@@ -45,7 +50,8 @@ impl Pooler {
                      pool_mode = {mode}\n\
                      default_pool_size = {size}\n\
                      logfile = {folder}/log\n\
-                     pidfile = {folder}/pid\n",
+                     pidfile = {folder}/pid\n\
+                     {settings}\n",
                     host = server.host,
                     server_port = server.port,
                 ),
@@ -64,6 +70,14 @@ impl Pooler {
             assert!(attempt < 5, "{}", String::from_utf8_lossy(&output.stderr));
         }
         unreachable!("the loop returns or panics")
+    }
+
+    /// Waits until the pooler has noticed that so many clients went without saying good-bye.
+    #[track_caller]
+    pub fn until_noticed(&self, clients: usize) {
+        until("the pooler has noticed that its client is gone", || {
+            self.dir.read("log").matches("client unexpected eof").count() >= clients
+        });
     }
 }
 
