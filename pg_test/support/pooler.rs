@@ -2,6 +2,7 @@
 
 use super::machine::{free_port, program};
 use super::{Dir, Server, Session, as_server_user, until};
+use postgres::{NoTls, SimpleQueryMessage};
 use std::ops::Deref;
 
 /// A PgBouncer before a server; it is stopped when dropped. Sessions opened on it go through it.
@@ -46,12 +47,14 @@ impl Pooler {
                      listen_port = {port}\n\
                      unix_socket_dir =\n\
                      auth_type = trust\n\
+                     admin_users = {admin}\n\
                      auth_file = {folder}/users\n\
                      pool_mode = {mode}\n\
                      default_pool_size = {size}\n\
                      logfile = {folder}/log\n\
                      pidfile = {folder}/pid\n\
                      {settings}\n",
+                    admin = server.user,
                     host = server.host,
                     server_port = server.port,
                 ),
@@ -70,6 +73,21 @@ impl Pooler {
             assert!(attempt < 5, "{}", String::from_utf8_lossy(&output.stderr));
         }
         unreachable!("the loop returns or panics")
+    }
+
+    /// Runs a command on PgBouncer's own console.
+    pub fn console(&self, command: &str) -> Vec<SimpleQueryMessage> {
+        let mut console = self.database("pgbouncer").config("console").connect(NoTls).expect("PgBouncer's console");
+        console.simple_query(command).expect("a command of PgBouncer's")
+    }
+
+    /// How many clients wait for a server connection.
+    pub fn waiting_clients(&self) -> i64 {
+        let waiting = |message| match message {
+            SimpleQueryMessage::Row(row) => row.get("cl_waiting").and_then(|count| count.parse::<i64>().ok()),
+            _ => None,
+        };
+        self.console("show pools").into_iter().filter_map(waiting).sum()
     }
 
     /// Waits until the pooler has noticed that so many clients went without saying good-bye.
