@@ -8,6 +8,7 @@ mod bad_input;
 mod bound;
 mod extension;
 mod guard;
+mod lazy_release;
 mod model;
 mod payload;
 mod permits;

@@ -570,6 +570,8 @@ impl World<'_> {
             Step::Restart { immediate } => {
                 let Some(cluster) = self.cluster else { return Ok(()) };
                 if immediate {
+                    // A crash may undo the last releases: not here.
+                    self.watch.run("select pg_logical_emit_message(true, 'model', 'a commit that waits for the disk')");
                     cluster.stop_immediate();
                     cluster.start();
                 } else {

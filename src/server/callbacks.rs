@@ -1,5 +1,6 @@
 //! What the server tells us of: the ends of transactions, subtransactions and the session.
 
+use super::lease::lazy_release;
 use super::report::answer;
 use super::session;
 use super::statistics;
@@ -27,10 +28,16 @@ unsafe extern "C-unwind" fn on_transaction(event: pg_sys::XactEvent::Type, _arg:
             session::in_callback(|session| result = session.on_prepare());
             answer(result);
         }
-        pg_sys::XactEvent::XACT_EVENT_COMMIT => statistics::on_transaction_end(true),
-        pg_sys::XactEvent::XACT_EVENT_ABORT => statistics::on_transaction_end(false),
+        pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT => lazy_release::on_pre_commit(),
+        pg_sys::XactEvent::XACT_EVENT_COMMIT => on_transaction_end(true),
+        pg_sys::XactEvent::XACT_EVENT_ABORT => on_transaction_end(false),
         _ => {}
     }
+}
+
+fn on_transaction_end(is_commit: bool) {
+    lazy_release::on_transaction_end();
+    statistics::on_transaction_end(is_commit);
 }
 
 #[pgrx::pg_guard]

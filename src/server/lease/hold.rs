@@ -1,7 +1,7 @@
 //! Holding: renewals, the release, the check and the guard.
 
 use super::table::{Change, Row};
-use super::{Lease, State};
+use super::{Lease, State, lazy_release};
 use crate::rules::error::Error;
 use crate::rules::holds::Scope;
 use crate::rules::interval::Wait;
@@ -80,7 +80,11 @@ impl Lease<'_> {
                 .map(|keep_for| row.grant.term.kept(state.now, keep_for))
                 .filter(|term| term.remaining(state.now) > 0)
                 .map(|term| Change { term: Some(term), kept: true, ..Change::default() });
-            if !self.write(&row, kept)? {
+            let is_written = match kept {
+                Some(_) => self.write(&row, kept)?,
+                None => lazy_release::note(|| self.write(&row, None))?,
+            };
+            if !is_written {
                 continue;
             }
             if kept.is_some() {

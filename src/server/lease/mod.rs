@@ -11,6 +11,7 @@
 mod acquire;
 mod fencing;
 mod hold;
+pub mod lazy_release;
 mod orders;
 mod table;
 
@@ -36,6 +37,7 @@ use crate::rules::name::{Name, display};
 use crate::rules::payload;
 use pgrx::pg_sys;
 use table::{Change, Others, Written};
+
 /// A lease that a call is about.
 #[derive(Clone, Copy, Debug)]
 pub struct Lease<'a> {
