@@ -4,7 +4,7 @@
 //! server's own; a call that would come near a lease's end waits until that is over, so no answer is left to chance.
 //! `NAMED_LOCKS_SEED=n` runs certain schedules again, and `NAMED_LOCKS_CASES=n` more of them.
 
-use crate::pg_test::support::{Cluster, Rows, Server, Session, SqlError, unique};
+use crate::pg_test::support::{AS_FAR_AS_THE_DISK, Cluster, Rows, Server, Session, SqlError, unique};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseResult, TestError, TestRng, TestRunner};
 use std::collections::BTreeMap;
@@ -571,7 +571,7 @@ impl World<'_> {
                 let Some(cluster) = self.cluster else { return Ok(()) };
                 if immediate {
                     // A crash may undo the last releases: not here.
-                    self.watch.run("select pg_logical_emit_message(true, 'model', 'a commit that waits for the disk')");
+                    self.watch.run(AS_FAR_AS_THE_DISK);
                     cluster.stop_immediate();
                     cluster.start();
                 } else {

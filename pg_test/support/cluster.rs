@@ -23,6 +23,9 @@ impl Deref for Cluster {
     }
 }
 
+/// A commit that waits for the disk, and with it all before it: releases of leases do not.
+pub const AS_FAR_AS_THE_DISK: &str = "select pg_logical_emit_message(true, 'named_locks', '')";
+
 impl Cluster {
     /// A new server with these lines of configuration, started, and with the extension in its database `postgres`.
     pub fn new(conf: &[&str]) -> Cluster {
@@ -185,7 +188,9 @@ impl Cluster {
 
     /// Waits until a standby has replayed all that this server has written.
     pub fn until_replayed_by(&self, standby: &Cluster) {
-        let end = self.session("position").text("select pg_current_wal_lsn()");
+        let mut position = self.session("position");
+        position.run(AS_FAR_AS_THE_DISK);
+        let end = position.text("select pg_current_wal_lsn()");
         let mut session = standby.session("replay");
         until("the standby has replayed it all", || {
             session.flag(&format!("select coalesce(pg_last_wal_replay_lsn() >= '{end}', false)"))

@@ -45,7 +45,7 @@ mod session;
 pub mod surface;
 mod wire;
 
-pub use cluster::{Backup, Cluster};
+pub use cluster::{AS_FAR_AS_THE_DISK, Backup, Cluster};
 pub use forms::{Answer, Form, Lock, Scope, Target, answer, literal};
 pub use machine::{Dir, Stopped, as_server_user, program, run, signal, stop_process};
 pub use pooler::Pooler;
