@@ -102,6 +102,8 @@ struct Picture {
     may_see_all: bool,
     waiters: HashMap<Tag, i32>,
     queue_waits: Vec<QueueWait>,
+    /// The processes whose session holds still stand, where a mode is held both ways.
+    with_sentinel: HashSet<i32>,
 }
 
 impl Picture {
@@ -134,8 +136,17 @@ impl Picture {
         for row in table.rows.iter().filter(|row| row.waits_for.is_some()) {
             *waiters.entry(row.tag).or_insert(0) += 1;
         }
-        let queue_waits = session::queue_waits();
-        Self { table, names, sessions: activity::read(), may_see_all: activity::may_see_all(), waiters, queue_waits }
+        let is_sentinel = |row: &&Row| row.tag.is(Kind::Sentinel) && row.hold_mask != 0;
+        let with_sentinel = table.rows.iter().filter(is_sentinel).filter_map(|row| row.pid).collect();
+        Self {
+            table,
+            names,
+            sessions: activity::read(),
+            may_see_all: activity::may_see_all(),
+            waiters,
+            queue_waits: session::queue_waits(),
+            with_sentinel,
+        }
     }
 
     fn published(&self, row: &Row) -> Option<&Published> {
@@ -156,11 +167,6 @@ impl Picture {
     fn name(&self, row: &Row) -> Option<Vec<u8>> {
         let name = &self.published(row)?.name;
         (!name.is_empty() && self.may_see(row.pid, row.tag.database)).then(|| name.clone())
-    }
-
-    /// Whether the session holds of that process still stand, where a mode is held both ways.
-    fn has_sentinel(&self, row: &Row) -> bool {
-        self.table.rows.iter().any(|other| other.pid == row.pid && other.tag.is(Kind::Sentinel) && other.hold_mask != 0)
     }
 
     /// The rows that a row of the lock table stands for: one for each mode, and one for each scope in it.
@@ -212,7 +218,7 @@ impl Picture {
                 });
                 continue;
             }
-            if by_session > 0 && (by_transaction == 0 || self.has_sentinel(row)) {
+            if by_session > 0 && (by_transaction == 0 || row.pid.is_some_and(|pid| self.with_sentinel.contains(&pid))) {
                 holders.push(HolderRow {
                     kind: Some("session"),
                     holds: Some(by_session as i32),
