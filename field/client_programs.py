@@ -158,7 +158,7 @@ def build_go(folder: Path) -> Built:
     run(
         [tool("go"), "build", "-o", str(folder / "demo"), f"-modfile={modules}", "."],
         CLIENTS / "go",
-        GOCACHE=str(folder / "cache"),
+        GOCACHE=str(cache() / "go"),
         GOPATH=str(folder / "path"),
         GOFLAGS="-mod=mod",
         GOPROXY="off",

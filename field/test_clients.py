@@ -92,7 +92,7 @@ def test_a_timeout_says_who_holds_the_lock(start: Start, conn: psycopg.Connectio
     late = start("hold", "x", 100)
     answer = late.answer()
     assert answer["event"] == "timeout"
-    assert re.search(r'\ba\b', answer["detail"]), answer
+    assert re.search(r"\ba\b", answer["detail"]), answer
     assert [name for *_, name in traces(conn)] == ["a"]
     assert late.end() == NOT_TO_BE_HAD
     holder.tell()
