@@ -5,6 +5,8 @@
 //	demo hold LOCK [TIMEOUT_MS]        takes the lock and holds it; a line of input ends the holding or the waiting
 //	demo lease NAME TTL_MS             holds a lease and writes to the table written at each line of input
 //
+// Where there is no go.sum yet: go mod tidy.
+//
 // Ends with its input. Exit code: 0 done, 3 lock or lease not to be had, 4 lost, 5 waiting cancelled.
 package main
 

@@ -114,6 +114,8 @@ async function xactLock(client, name, timeout) {
 /** Runs `work(client)` in a transaction on a connection of its own. */
 async function transaction(pool, work) {
   const client = await pool.connect();
+  const ignore = () => {}; // a lost connection: the next statement says so
+  client.on("error", ignore);
   let broken = true;
   try {
     await client.query("BEGIN");
@@ -127,6 +129,7 @@ async function transaction(pool, work) {
       throw error;
     }
   } finally {
+    client.removeListener("error", ignore);
     client.release(broken);
   }
 }
