@@ -94,13 +94,17 @@ public final class Demo {
             }
         });
         canceller.start();
-        locks.withLock(name, timeout, connection -> {
+        try {
+            locks.withLock(name, timeout, connection -> {
+                canceller.interrupt();
+                canceller.join();
+                tell("held");
+                input.take();
+                return null;
+            });
+        } finally {
             canceller.interrupt();
-            canceller.join();
-            tell("held");
-            input.take();
-            return null;
-        });
+        }
         tell("released");
     }
 
