@@ -1,0 +1,38 @@
+"""The Celery app of test_celery.py. Its broker is a folder, so Beat and worker are real and need no other server."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import psycopg
+from celery import Celery, Task
+
+INTERVAL = timedelta(seconds=0.5)
+TTL = timedelta(seconds=2)
+LEASE = "beat:app"
+
+folder = os.environ["BEAT_FOLDER"]
+conninfo = os.environ["BEAT_CONNINFO"]
+
+app = Celery("beat_app", broker="filesystem://", set_as_current=False)
+app.conf.update(
+    broker_transport_options={
+        "data_folder_in": folder,
+        "data_folder_out": folder,
+        "control_folder": f"{folder}/control",
+        "polling_interval": 0.05,
+    },
+    task_ignore_result=True,
+    worker_enable_remote_control=False,
+    beat_schedule={"tick": {"task": "tick", "schedule": INTERVAL}},
+    beat_lease={"conninfo": conninfo, "name": LEASE, "ttl": TTL},
+)
+
+
+@app.task(name="tick", bind=True)
+def tick(self: Task) -> None:
+    """Write down that it has arrived."""
+    sent = self.request
+    with psycopg.connect(conninfo) as conn:
+        conn.execute("INSERT INTO tick VALUES (%s, %s, %s)", [sent.beat_run, sent.beat_run_at, sent.beat_token])
