@@ -18,6 +18,7 @@ import psycopg_lease_async
 import psycopg_locks
 import psycopg_locks_async
 from polling import PATIENCE, until
+from pooler import pooler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -297,3 +298,44 @@ def test_async_work_is_cancelled_when_its_lease_is_lost(server: Server, other: p
         asyncio.run(psycopg_lease_async.run_with_lease(server.conninfo, "import", TTL, work))
     assert cancelled == [how]
     until("it has ended", lambda: lease_holder(other, "import") is None)
+
+
+# Behind a transaction pooler ------------------------------------------------------------------------------------------
+
+
+def test_behind_a_transaction_pooler(server: Server, other: psycopg.Connection) -> None:
+    """Transaction locks and leases over as few sessions as there are clients, while the pooler is restarted."""
+    ttl = timedelta(seconds=6)
+
+    def remaining() -> float:
+        """How much of the TTL is left."""
+        [(left,)] = other.execute("SELECT remaining FROM lease_holder('import')")
+        return float(left / ttl)
+
+    def write(conninfo: str, lease: psycopg_lease.Lease) -> None:
+        with psycopg.connect(conninfo, autocommit=True, prepare_threshold=None) as conn:
+            for _ in range(10):
+                with psycopg_locks.transaction_lock(conn, "report", SOON):
+                    lease.guard(conn)
+                    assert ("transaction", "report") in held(other)
+            with pytest.raises(psycopg.errors.ObjectInUse), conn.transaction():
+                conn.execute("SELECT lease_guard('import', %s)", [lease.token - 1])
+
+    with pooler(server, "transaction") as pgbouncer:
+        with psycopg_lease.held_lease(pgbouncer.conninfo, "import", ttl) as lease:
+            write(pgbouncer.conninfo, lease)
+            pgbouncer.stop()
+            until("a renewal has failed", lambda: remaining() < 0.6)
+            pgbouncer.start()
+            until("a renewal has come through", lambda: remaining() > 0.6)
+            write(pgbouncer.conninfo, lease)
+        assert held(other) == []
+
+        async def work(token: int) -> int:
+            await asyncio.sleep(TTL.total_seconds())
+            conn = await psycopg.AsyncConnection.connect(pgbouncer.conninfo, prepare_threshold=None)
+            async with conn, psycopg_locks_async.transaction_lock(conn, "report", SOON):
+                await conn.execute("SELECT lease_guard('import', %s)", [token])
+            return token
+
+        assert asyncio.run(psycopg_lease_async.run_with_lease(pgbouncer.conninfo, "import", TTL, work)) > lease.token
