@@ -9,7 +9,7 @@ import psycopg
 from celery import Celery, Task
 
 INTERVAL = timedelta(seconds=0.5)
-TTL = timedelta(seconds=2)
+TTL = timedelta(seconds=3)
 LEASE = "beat:app"
 
 folder = os.environ["BEAT_FOLDER"]

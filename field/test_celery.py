@@ -26,7 +26,7 @@ EXAMPLES = FIELD.parent / "examples/clients/python"
 LEASE = "beat:app"
 # As in beat_app.py.
 INTERVAL = 0.5
-TTL = 2.0
+TTL = 3.0
 # How late a busy machine may be.
 SLACK = 3.0
 

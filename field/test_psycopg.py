@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from server import Server
 
 SOON = timedelta(milliseconds=200)
-TTL = timedelta(seconds=1.5)
+TTL = timedelta(seconds=2)
 
 
 @pytest.fixture

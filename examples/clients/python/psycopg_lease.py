@@ -93,9 +93,9 @@ class Lease:
     def release(self) -> None:
         """End it."""
         self._over.set()
-        self._alarm.cancel()
         if self._thread.ident:
             self._thread.join(self._ttl)  # a renewal that hangs for longer renews nothing
+        self._alarm.cancel()
         with suppress(psycopg.OperationalError), connect(self._conninfo) as conn:  # if not by us, it ends by itself
             conn.execute("SELECT lease_release(%s, %s)", [self.name, self.token])
 

@@ -2,6 +2,8 @@
 
 `transaction_lock` for work that is one transaction: it needs no giving back and works behind every pooler.
 `session_lock` for work of several transactions on one connection; not behind a transaction pooler, where a lease is right.
+In READ COMMITTED, the default, statements after the lock see what its last holder has committed; in a stricter isolation
+level the transaction's snapshot is older than its lock.
 Both raise psycopg.errors.LockNotAvailable (55P03) when the timeout has passed; its DETAIL says who holds the lock.
 """
 

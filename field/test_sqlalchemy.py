@@ -1,15 +1,19 @@
-"""The example for Alembic: processes that run `alembic upgrade head` at once."""
+"""The examples for SQLAlchemy: locks in its transactions; with Alembic, processes that run `upgrade head` at once."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import signal
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import sqlalchemy
+from sqlalchemy.orm import Session
 
+import sqlalchemy_locks
 from polling import until
 from stage import held_up
 
@@ -27,6 +31,15 @@ STEPS = [" -> 0001", "0001 -> 0002", "0002 -> 0003"]
 
 
 @pytest.fixture
+def session(server: Server) -> Iterator[Session]:
+    """A session of SQLAlchemy."""
+    engine = sqlalchemy.create_engine(url(server))
+    with Session(engine) as session:
+        yield session
+    engine.dispose()
+
+
+@pytest.fixture
 def conn(server: Server) -> Iterator[psycopg.Connection]:
     """Somebody who looks on, and an empty schema."""
     with server.connect("field") as conn:
@@ -35,11 +48,15 @@ def conn(server: Server) -> Iterator[psycopg.Connection]:
         conn.execute("DROP TABLE IF EXISTS orders, alembic_version")
 
 
+def url(server: Server) -> str:
+    """Where SQLAlchemy connects."""
+    return f"postgresql+psycopg://demo@127.0.0.1:{server.port}/demo"
+
+
 def start(programs: Programs, server: Server, name: str, revision: str = "head", project: Path = PROJECT) -> Program:
     """A pod that migrates."""
-    url = f"postgresql+psycopg://demo@127.0.0.1:{server.port}/demo"
     command = ["-m", "alembic", "-c", str(project / "alembic.ini"), "upgrade", revision]
-    return programs.start(name, *command, DATABASE_URL=url)
+    return programs.start(name, *command, DATABASE_URL=url(server))
 
 
 def steps(program: Program) -> list[str]:
@@ -59,6 +76,26 @@ def assert_migrated_once(conn: psycopg.Connection) -> None:
         "SELECT indexrelid::regclass::text, indisvalid FROM pg_index WHERE indrelid = 'orders'::regclass"
     )
     assert sorted(valid) == [("orders_by_customer", True), ("orders_pkey", True)]
+
+
+def test_locks_and_guards_in_a_session(session: Session, conn: psycopg.Connection) -> None:
+    soon = timedelta(milliseconds=200)
+    with session.begin():
+        sqlalchemy_locks.lock_transaction(session, "report", soon)
+        sqlalchemy_locks.lock_transaction(session, "report")
+        assert conn.execute("SELECT kind, name, holds FROM lock_holders").fetchall() == [("transaction", "report", 2)]
+    assert conn.execute("SELECT named_lock('report', '0')").fetchone() == (True,)
+    with pytest.raises(sqlalchemy.exc.OperationalError, match="field") as refused, session.begin():
+        sqlalchemy_locks.lock_transaction(session, "report", soon)
+    assert sqlalchemy_locks.sqlstate(refused.value) == "55P03"
+    conn.execute("SELECT named_unlock('report')")
+    [(token,)] = conn.execute("SELECT token FROM lease_acquire('import', '1 min')")
+    with session.begin():
+        sqlalchemy_locks.guard(session, "import", token)
+    with pytest.raises(sqlalchemy.exc.OperationalError) as refused, session.begin():
+        sqlalchemy_locks.guard(session, "import", token - 1)
+    assert sqlalchemy_locks.sqlstate(refused.value) == "55006"
+    conn.execute("SELECT lease_release('import', %s)", [token])
 
 
 def test_one_migrates_and_two_find_nothing_to_do(server: Server, conn: psycopg.Connection, programs: Programs) -> None:
@@ -108,16 +145,32 @@ def test_another_goes_on_where_one_was_killed(
     assert_migrated_once(conn)
 
 
+def changed(folder: Path, text: str, by: str) -> Path:
+    """A copy of the project with another text in its env.py."""
+    project = folder / "project"
+    shutil.copytree(PROJECT, project)
+    env = project / "migrations/env.py"
+    assert text in env.read_text()
+    env.write_text(env.read_text().replace(text, by))
+    return project
+
+
+def test_waiting_has_an_end(server: Server, conn: psycopg.Connection, programs: Programs, tmp_path: Path) -> None:
+    project = changed(tmp_path, "timedelta(minutes=10)", "timedelta(milliseconds=100)")
+    conn.execute("SELECT named_lock(%s)", [LOCK])
+    pod = start(programs, server, "pod-1", project=project)
+    assert pod.result() == 1
+    assert "TimeoutError: another migration" in pod.output
+    assert steps(pod) == []
+    conn.execute("SELECT named_unlock(%s)", [LOCK])
+
+
 def test_waiters_with_a_snapshot_would_end_in_a_deadlock(
     server: Server, conn: psycopg.Connection, programs: Programs, tmp_path: Path
 ) -> None:
     """What wait_for_the_others() is for: the same env.py with a native lock."""
-    project = tmp_path / "project"
-    shutil.copytree(PROJECT, project)
-    env = project / "migrations/env.py"
-    call = 'text("CALL named_lock_wait(:name, timeout => :timeout)")'
-    assert call in env.read_text()
-    env.write_text(env.read_text().replace(call, 'text("SELECT pg_advisory_lock(42)::text IS NOT NULL")'))
+    call = "CALL named_lock_wait(:name, timeout => :timeout)"
+    project = changed(tmp_path, call, "SELECT pg_advisory_lock(42)::text IS NOT NULL")
     conn.execute("SELECT pg_advisory_lock(42)")
     pods = [start(programs, server, f"pod-{number}", project=project) for number in range(1, 3)]
     until("both wait", lambda: waiting(conn) == 2)
