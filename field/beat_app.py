@@ -1,4 +1,4 @@
-"""The Celery app of test_celery.py. Its broker is a folder, so Beat and worker are real and need no other server."""
+"""The Celery app of test_celery.py. Its broker is a table: Beat and worker are real and need no other server."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ from datetime import timedelta
 
 import psycopg
 from celery import Celery, Task
+from kombu.transport.sqlalchemy import Transport
 
 INTERVAL = timedelta(seconds=0.5)
 TTL = timedelta(seconds=3)
 LEASE = "beat:app"
 
-folder = os.environ["BEAT_FOLDER"]
 conninfo = os.environ["BEAT_CONNINFO"]
 
-app = Celery("beat_app", broker="filesystem://", set_as_current=False)
+Transport.polling_interval = 0.1  # seconds; there is no option for it
+app = Celery("beat_app", broker=os.environ["BEAT_BROKER"], set_as_current=False)
 app.conf.update(
-    broker_transport_options={
-        "data_folder_in": folder,
-        "data_folder_out": folder,
-        "control_folder": f"{folder}/control",
-        "polling_interval": 0.05,
-    },
     task_ignore_result=True,
     worker_enable_remote_control=False,
     beat_schedule={"tick": {"task": "tick", "schedule": INTERVAL}},
