@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from programs import Programs, programs_in
 from server import Server, throwaway_server
 
 if TYPE_CHECKING:
@@ -63,3 +64,10 @@ def server(bindir: Path, runas: str | None) -> Iterator[Server]:
     """A server for the tests of a file, with the extension in its database `demo`."""
     with throwaway_server(bindir, runas) as server:
         yield server
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    """Programs for a test."""
+    with programs_in(tmp_path) as programs:
+        yield programs
