@@ -168,13 +168,13 @@ class BenchServer(Server):
     def prepare(self) -> None:
         """The ordinary role may look at its own memory too."""
         super().prepare()
-        with self._superuser("demo") as conn:
+        with self.superuser() as conn:
             conn.execute("GRANT SELECT ON pg_backend_memory_contexts TO demo")
             conn.execute("GRANT EXECUTE ON FUNCTION pg_get_backend_memory_contexts() TO demo")
 
     def vacuum(self, *tables: str) -> None:
         """Clear these tables of dead rows, the extension's among them."""
-        with self._superuser("demo") as conn:
+        with self.superuser() as conn:
             conn.execute(f"VACUUM {', '.join(tables)}".encode())
 
 

@@ -109,10 +109,10 @@ class Server:
 
     def prepare(self) -> None:
         """The ordinary role, its database, and the extension in it."""
-        with self._superuser("postgres") as conn:
+        with self.superuser("postgres") as conn:
             conn.execute("CREATE ROLE demo LOGIN")
             conn.execute("CREATE DATABASE demo OWNER demo")
-        with self._superuser("demo") as conn:
+        with self.superuser("demo") as conn:
             try:
                 conn.execute("CREATE EXTENSION named_locks")
             except psycopg.Error as error:
@@ -130,14 +130,15 @@ class Server:
                 continue
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _superuser(self, database: str) -> psycopg.Connection:
+    def superuser(self, database: str = "demo") -> psycopg.Connection:
+        """A new session of the superuser."""
         return psycopg.connect(host=str(self.folder), port=self.port, user="postgres", dbname=database, autocommit=True)
 
     def _wait_until_up(self) -> bool:
         deadline = time.monotonic() + START_SECONDS
         while self._process is not None and self._process.poll() is None and time.monotonic() < deadline:
             try:
-                self._superuser("postgres").close()
+                self.superuser("postgres").close()
                 return True
             except psycopg.OperationalError:
                 time.sleep(0.02)

@@ -49,10 +49,6 @@ class Node(Server):
         with (self.data / "postgresql.conf").open("a") as conf:
             conf.write(f"{line}\n")
 
-    def superuser(self, database: str = "demo") -> psycopg.Connection:
-        """A new session of the superuser."""
-        return self._superuser(database)
-
     def set(self, setting: str, value: str) -> None:
         """Change a setting of the running server."""
         with self.superuser() as conn:

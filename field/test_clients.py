@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
 
 from client_programs import BUILD, PATIENCE, Built, Program
+from polling import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,14 +57,6 @@ def start(server: Server, built: Built, conn: psycopg.Connection) -> Iterator[St
         program.close()
 
 
-def until(holds: Callable[[], Any], what: str) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.02)
-
-
 def value(conn: psycopg.Connection, query: str) -> Any:
     """The one value of a query."""
     row = conn.execute(query).fetchone()
@@ -105,11 +97,11 @@ def test_a_timeout_says_who_holds_the_lock(start: Start, conn: psycopg.Connectio
 def test_a_cancelled_waiter_leaves_nothing(start: Start, conn: psycopg.Connection) -> None:
     conn.execute("SELECT named_lock('x')")
     waiter = start("hold", "x")
-    until(lambda: traces(conn) == [("waiter", "x", "a")], "it waits")
+    until("it waits", lambda: traces(conn) == [("waiter", "x", "a")])
     waiter.tell()
     assert waiter.answer() == {"event": "cancelled"}
     # The process lives on.
-    until(lambda: traces(conn) == [], "it has left the queue")
+    until("it has left the queue", lambda: traces(conn) == [])
     conn.execute("SELECT named_unlock('x')")
     assert traces(conn) == []
     assert waiter.end() == CANCELLED
@@ -128,7 +120,7 @@ def test_a_lock_lost_with_its_connection(start: Start, conn: psycopg.Connection)
     assert holder.answer() == {"event": "held"}
     [(gone,)] = conn.execute("SELECT pg_terminate_backend(pid) FROM lock_holders").fetchall()
     assert gone
-    until(lambda: traces(conn) == [], "the session has ended")
+    until("the session has ended", lambda: traces(conn) == [])
     holder.tell()
     assert holder.answer() == {"event": "lost"}
     assert holder.end() == LOST
@@ -139,7 +131,7 @@ def test_a_lease_is_renewed_and_released(start: Start, conn: psycopg.Connection)
     token = int(holder.answer()["token"])
     assert value(conn, "SELECT token FROM lock_holders") == token
     renewed = "SELECT count(*) FROM lock_holders WHERE expires_at - acquired_at > '2 s'"
-    until(lambda: value(conn, renewed) == 1, "it is renewed")
+    until("it is renewed", lambda: value(conn, renewed) == 1)
     late = start("lease", "x", 1500)
     answer = late.answer()
     assert (answer["event"], answer["holder"]) == ("taken", "a")
