@@ -11,12 +11,33 @@ import pytest
 from server import Server, throwaway_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+# What tests have measured, by test.
+_figures = pytest.StashKey[dict[str, list[str]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """--long."""
     parser.addoption("--long", action="store_true", help="the long form: chaos for ten minutes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A place for figures."""
+    config.stash[_figures] = {}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the figures."""
+    for test, lines in config.stash[_figures].items():
+        terminalreporter.section(test, sep="-")
+        terminalreporter.write("".join(f"{line}\n" for line in lines))
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Call it with a line to be shown under the test's name when all tests have run."""
+    return request.config.stash[_figures].setdefault(request.node.name, []).append
 
 
 @pytest.fixture(scope="session")
