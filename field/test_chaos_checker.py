@@ -176,7 +176,7 @@ def test_a_session_holds_until_it_is_ended(story: Story, what: str, facts: dict[
 
 def test_a_pooled_session_holds_until_the_pooler_ends(story: Story) -> None:
     story.granted("A", 1, session=story.session("A", "session"))
-    story.trouble(3, "restart pooler")
+    story.trouble(3, "restart pooler", mode="session")
     story.granted("B", 3, 4)
     assert story.is_clean()
     story.granted("C", 2, 2.5)
@@ -203,7 +203,7 @@ def test_the_others_trouble_ends_nothing(story: Story) -> None:
     story.granted("A", 1, pid=7)
     story.trouble(2, "terminate", pid=8)
     story.trouble(2, "kill client", client="B")
-    story.trouble(2, "restart pooler")
+    story.trouble(2, "restart pooler", mode="session")
     story.trouble(2, "cancel", pid=7)
     story.trouble(9, "terminate", pid=7)
     story.granted("C", 3, 4)
@@ -283,11 +283,19 @@ def test_a_broken_lease_is_over(story: Story) -> None:
 def test_a_kept_lease_is_nobodys(story: Story) -> None:
     attempt = story.lease("A", 1, None, 1)
     story.note(2, "A", "release", attempt=attempt, keep=5)
-    story.note(2.1, "A", "released", attempt=attempt)
-    story.lease("B", 5.95, 7, 2)
+    story.note(2.1, "A", "released", attempt=attempt, gave=True)
+    story.lease("B", 5.95, 7, 3)
     assert story.is_clean()
     story.lease("C", 3, 4, 2)
-    assert "2 holders at once of lease:a" in story.violations()[0]
+    assert story.shows("2 holders at once of lease:a", "A/", "C/")
+
+
+def test_what_was_over_is_not_kept(story: Story) -> None:
+    attempt = story.lease("A", 1, None, 1)
+    story.note(2, "A", "release", attempt=attempt, keep=5)
+    story.note(2.1, "A", "released", attempt=attempt, gave=False)
+    story.lease("B", 3, 4, 2)
+    assert story.is_clean()
 
 
 def test_a_bound_lease_ends_with_its_session(story: Story) -> None:
@@ -480,7 +488,7 @@ def test_a_client_that_breaks(story: Story) -> None:
         ("direct", "terminate", {"pid": 7}),
         ("direct", "kill backend", {"pid": 8}),
         ("session", "restart server", {}),
-        ("session", "restart pooler", {}),
+        ("session", "restart pooler", {"mode": "session"}),
     ],
 )
 def test_a_session_ends_for_a_reason(story: Story, route: str, what: str, facts: dict[str, Any]) -> None:

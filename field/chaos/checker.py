@@ -99,7 +99,8 @@ class Attempt:
     renewals: list[Event] = field(default_factory=list)
     release: int | None = None
     keep: float = 0.0
-    released: bool = False
+    released: int | None = None
+    gave: bool = True
 
     @property
     def is_lease(self) -> bool:
@@ -224,7 +225,7 @@ class Checker:
         elif what == "release":
             attempt.release, attempt.keep = event["at"], event.get("keep") or 0.0
         elif what == "released":
-            attempt.released = True
+            attempt.released, attempt.gave = event["at"], event.get("gave", True)
             self._expect_sqlstate(attempt, event, [None, CANCELLED])
         elif what == "idle" and event["locks"]:
             self._found(f"held on: after {_tell(attempt)} its session still has {event['locks']} locks")
@@ -265,11 +266,12 @@ class Checker:
             return
         end = self._end_of_lease(attempt)
         yield Hold(attempt, attempt.granted, end)
-        if attempt.released and attempt.keep:  # nobody has it then
-            yield Hold(attempt, end, attempt.tried + int(attempt.keep * SECOND) - ROUNDING)
+        if attempt.released is not None and attempt.gave:  # from here on nobody has it, as long as it is kept
+            kept = attempt.tried + int(attempt.keep * SECOND) - ROUNDING
+            yield Hold(attempt, end, min([kept, *self._breaks(attempt)]))
 
     def _end_of_lock(self, attempt: Attempt) -> int:
-        if attempt.released and attempt.release is not None:
+        if attempt.released is not None and attempt.release is not None:
             return attempt.release
         ends = [] if attempt.release is None else [attempt.release]
         ends += self._ends_of_session(attempt)
@@ -280,16 +282,19 @@ class Checker:
         ends = [max(asked) + int((attempt.seconds or 0.0) * SECOND) - ROUNDING]
         if attempt.release is not None:
             ends.append(attempt.release)
-        for trouble in self.troubles:
-            if (
-                trouble["what"] == "break lease"
-                and trouble["name"] in attempt.names
-                and trouble["until"] >= attempt.granted
-            ):
-                ends.append(trouble["at"])
+        ends += self._breaks(attempt)
         if attempt.bound:
             ends += self._ends_of_session(attempt)
         return max(min(ends), attempt.granted or 0)
+
+    def _breaks(self, attempt: Attempt) -> list[int]:
+        """The moments at which the lease may have been broken."""
+        breaks = [trouble for trouble in self.troubles if trouble["what"] == "break lease"]
+        return [
+            trouble["at"]
+            for trouble in breaks
+            if trouble["name"] in attempt.names and trouble["until"] >= (attempt.granted or 0)
+        ]
 
     def _ends_of_session(self, attempt: Attempt) -> Iterator[int]:
         """The moments at which the session or transaction may have ended, with all it held."""
@@ -301,7 +306,7 @@ class Checker:
                 (what in ENDS_ALL_SESSIONS and trouble["until"] >= attempt.granted)
                 or (what == "terminate" and by_pid)
                 or (what == "cancel" and by_pid and attempt.in_transaction)
-                or (what == "restart pooler" and attempt.session.route != "direct")
+                or (what == "restart pooler" and trouble["mode"] == attempt.session.route)
                 or (what == "kill client" and trouble["client"] == attempt.who)
             ) and (attempt.session.lost is None or trouble["at"] <= attempt.session.lost):
                 yield trouble["at"]
@@ -329,16 +334,20 @@ class Checker:
     def _check_overlaps(self, resource: str, capacity: int, holds: list[Hold]) -> None:
         ends: list[tuple[int, int]] = []
         active: dict[int, Attempt] = {}
+        told: set[frozenset[str]] = set()
         for number, hold in enumerate(sorted(holds, key=lambda hold: hold.begin)):
             while ends and ends[0][0] <= hold.begin:
                 del active[heapq.heappop(ends)[1]]
             heapq.heappush(ends, (hold.end, number))
             active[number] = hold.attempt
             # By name: a lease's hold and its guarded writes are one holder's.
-            modes = {attempt.name: attempt.mode for attempt in active.values()}
-            if len(modes) > capacity and "exclusive" in modes.values():
-                them = ", ".join(_tell(attempt) for attempt in active.values())
-                self._found(f"{len(modes)} holders at once of {resource} ({capacity} allowed): {them}")
+            holders = {attempt.name: attempt for attempt in active.values()}
+            is_shared = all(attempt.mode == "share" for attempt in holders.values())
+            them = frozenset(holders)
+            if len(holders) > capacity and not is_shared and them not in told:
+                told.add(them)
+                names = ", ".join(_tell(attempt) for attempt in holders.values())
+                self._found(f"{len(holders)} holders at once of {resource} ({capacity} allowed): {names}")
 
     # Leases ----------------------------------------------------------------------------------------------------------
 
@@ -449,7 +458,9 @@ class Checker:
         limits: dict[str, list[int]] = defaultdict(list)
         for attempt in self._granted():
             if attempt.seconds is not None and not attempt.is_lease:
-                limits[attempt.session.name].append(attempt.tried + int(attempt.seconds * SECOND))
+                limit = attempt.tried + int(attempt.seconds * SECOND)
+                if attempt.released is None or attempt.released >= limit:
+                    limits[attempt.session.name].append(limit)
         for session in self.sessions.values():
             if session.lost is None or self._was_ended(session):
                 continue
@@ -467,7 +478,7 @@ class Checker:
                 and (
                     what in ENDS_ALL_SESSIONS
                     or (what == "terminate" and session.pid in (trouble["pid"], None))
-                    or (what == "restart pooler" and session.route != "direct")
+                    or (what == "restart pooler" and trouble["mode"] == session.route)
                 )
             ):
                 return True

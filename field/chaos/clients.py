@@ -182,6 +182,11 @@ class Client:
             seconds = 0.2 if self.random.random() < 0.05 else 0.015
         time.sleep(self.random.uniform(0, seconds))
 
+    def dawdle(self) -> None:
+        """Once in a while, be late: the TTL is over, and nobody tells."""
+        if self.random.random() < 0.02:
+            time.sleep(1.2 * TTL)
+
     def timeout(self) -> str:
         """How long to wait."""
         return self.random.choice(["0", "300 ms", "300 ms", "2 s"])
@@ -432,8 +437,7 @@ class Client:
                     return
                 # Losing the connection does not lose the lease, unless it is bound to it.
                 changes = {} if counting else self.changes_under_lease(attempt, name)
-                if self.random.random() < 0.03:
-                    time.sleep(TTL * 1.2)  # and do not notice
+                self.dawdle()
                 outcome = self.guarded_write(attempt, name, token, changes)
                 if outcome == "refused":
                     return
@@ -443,12 +447,12 @@ class Client:
         keep = 0.2 if not counting and self.random.random() < 0.1 else None
         self.history.note("release", attempt=attempt, keep=keep)
         with suppress(psycopg.Error):
-            self.again(
+            [(gave,)] = self.again(
                 lambda session: session.run(
                     "SELECT lease_release(%s, %s, %s)", [name, token, f"{keep} s" if keep else None]
                 )
             )
-            self.history.note("released", attempt=attempt)
+            self.history.note("released", attempt=attempt, gave=gave)
 
     def acquire(self, session: Session, name: str, permits: int) -> tuple[str, int | None]:
         """The attempt's name, and the token."""
@@ -523,6 +527,7 @@ class Client:
             guarded = True
             self.history.note("guarded", write=write)
             self.think()
+            self.dawdle()
             session.run("SELECT put_down(%s, %s, %s, %s)", _row(write, changes, token))
         except Lost:
             self.history.note("written", write=write, outcome="failed")

@@ -19,7 +19,7 @@ A client notes these, all with `at` and `who`:
     written   write, outcome: acked, refused (by the guard), failed (never committed), unknown (no answer); sqlstate
     renew     attempt; then `renewed` with outcome: acked, refused, unknown
     release   attempt, keep: about to give it back
-    released  attempt, sqlstate: there was an answer
+    released  attempt, sqlstate, gave: there was an answer; of a lease, whether it was still held
     idle      attempt, locks: so many advisory locks the session has after it
     broke     text: the client itself has failed
 

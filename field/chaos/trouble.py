@@ -9,7 +9,7 @@ Notes what it does, `at` the time before and `until` the time after:
     kill client       client: SIGKILL
     kill backend      pid: SIGKILL, after which the server ends all sessions and recovers
     restart server    an immediate shutdown and a start
-    restart pooler    signal
+    restart pooler    mode
     break lease       name: lease_break
     look              the views are read
     seen twice        text: one of them showed what cannot be
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chaos.clients import Clients
-    from chaos.pooler import Pooler
+    from pooler import Pooler
 
 # How often in a minute.
 PER_MINUTE = {
@@ -100,9 +100,11 @@ class ChaosServer(Server):
 class Troublemaker:
     """Works through a schedule that the seed alone decides; whom it meets is up to the moment."""
 
-    def __init__(self, folder: Path, server: ChaosServer, pooler: Pooler, clients: Clients, seed: str) -> None:
+    def __init__(
+        self, folder: Path, server: ChaosServer, poolers: dict[str, Pooler], clients: Clients, seed: str
+    ) -> None:
         self.server = server
-        self.pooler = pooler
+        self.poolers = poolers
         self.clients = clients
         self.history = History(folder, "trouble")
         self.random = random.Random(f"{seed}/trouble")
@@ -190,16 +192,16 @@ class Troublemaker:
         """Stop it as a power failure would, and start it again."""
         at = now()
         self.server.crash()
-        assert self.server.start_again(), self.server.log_tail()
+        until("the server is up again", self.server.start_again)
         self.history.note("restart server", at, until=now())
 
     def restart_pooler(self) -> None:
-        """End it, politely or not, and start it again."""
-        number = self.random.choice([signal.SIGTERM, signal.SIGKILL])
+        """Kill one of the poolers, and start it again."""
+        mode = self.random.choice(sorted(self.poolers))
         at = now()
-        self.pooler.stop(number)
-        self.pooler.start()
-        self.history.note("restart pooler", at, until=now(), signal=number.name)
+        self.poolers[mode].stop()
+        self.poolers[mode].start()
+        self.history.note("restart pooler", at, until=now(), mode=mode)
 
     def break_lease(self) -> None:
         """End a lease that somebody may have."""
