@@ -16,20 +16,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chaos.asks import COUNTING_LEASE, LEASES, LEAVES, LOCKS, PERMITS, SEMAPHORES, all_resources
 from chaos.checker import Findings, Row, Witness, check
-from chaos.clients import (
-    COUNTING_LEASE,
-    LEASES,
-    LEAVES,
-    LOCKS,
-    PERMITS,
-    SEMAPHORES,
-    TABLES,
-    Clients,
-    Route,
-    all_resources,
-)
+from chaos.clients import TABLES, Clients
 from chaos.history import read_histories
+from chaos.session import Route
 from chaos.trouble import PER_MINUTE, ChaosServer, Troublemaker
 from polling import PATIENCE, until
 from pooler import Pooler

@@ -24,9 +24,9 @@ SECOND = 1_000_000_000
 # Intervals are cut to microseconds on their way.
 ROUNDING = 1_000_000
 
-# What a statement may fail with: it was cancelled, or the lease is another's or over.
 CANCELLED = "57014"
-LEASE_IS_LOST = ("55006", "55000")
+# What a statement may fail with: it was cancelled, or the lease is another's or over.
+ERRORS = (CANCELLED, "55006", "55000")
 
 ENDS_ALL_SESSIONS = ("kill backend", "restart server")
 
@@ -190,6 +190,10 @@ class Checker:
         elif what == "lost":
             self.sessions[name].lost, self.sessions[name].text = event["at"], event["text"]
             self.findings.sessions_lost += 1
+        elif what == "error":
+            self.findings.cancelled += event["sqlstate"] == CANCELLED
+            if event["sqlstate"] not in ERRORS:
+                self._found(f"error {event['sqlstate']}: {name}: {event['text']}")
         else:
             given = {key: event[key] for key in ("mode", "capacity", "seconds", "bound") if key in event}
             self.attempts[event["attempt"]] = Attempt(
@@ -211,7 +215,7 @@ class Checker:
         elif what == "refuse":
             self.findings.refusals += 1
         elif what == "fail":
-            self._expect_sqlstate(attempt, event, [CANCELLED])
+            self._expect_cancel(attempt, event)
         elif what == "held":
             if event["count"] != len(attempt.resources):
                 self._found(f"half taken: {_tell(attempt)} holds {event['count']} of {len(attempt.resources)}")
@@ -226,7 +230,8 @@ class Checker:
             attempt.release, attempt.keep = event["at"], event.get("keep") or 0.0
         elif what == "released":
             attempt.released, attempt.gave = event["at"], event.get("gave", True)
-            self._expect_sqlstate(attempt, event, [None, CANCELLED])
+            if event.get("sqlstate"):
+                self._expect_cancel(attempt, event)
         elif what == "idle" and event["locks"]:
             self._found(f"held on: after {_tell(attempt)} its session still has {event['locks']} locks")
 
@@ -243,16 +248,11 @@ class Checker:
             write.commit = event["at"]
         elif what == "written":
             write.outcome, write.ended = event["outcome"], event["at"]
-            allowed = LEASE_IS_LOST if write.outcome == "refused" else (CANCELLED, None)
-            self._expect_sqlstate(write.attempt, event, allowed)
 
-    def _expect_sqlstate(self, attempt: Attempt, event: Event, allowed: Iterable[str | None]) -> None:
-        """Among others, 55000 at a release is none of them: a lock was lost, and its session was not told."""
-        sqlstate = event.get("sqlstate")
-        if sqlstate == CANCELLED:
-            self.findings.cancelled += 1
-        if sqlstate not in allowed:
-            self._found(f"error {sqlstate}: {event['what']} of {_tell(attempt)}: {event.get('text', '')}")
+    def _expect_cancel(self, attempt: Attempt, event: Event) -> None:
+        """Above all not 55000 at a release: a lock was lost, and its session was not told."""
+        if event["sqlstate"] != CANCELLED:
+            self._found(f"error {event['sqlstate']}: {event['what']} of {_tell(attempt)}: {event['text']}")
 
     # Holds -----------------------------------------------------------------------------------------------------------
 

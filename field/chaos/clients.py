@@ -13,29 +13,19 @@ import signal
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from chaos.history import History, now
+from chaos.asks import BY_SESSION, BY_TRANSACTION, COUNTING_LEASE, LEASES, PERMITS, TTL, Ask, timeout
+from chaos.history import History
+from chaos.session import Lost, Route, Session, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.process import BaseProcess
     from pathlib import Path
-
-LOCKS = ["a", "b", "c", "d", "e", "f"]
-SHARED = ["a", "b"]  # the others are never held in share mode: readers would keep writers out for long
-LEAVES = ["site/1/x", "site/1/y", "site/2/x", "site/2/y"]
-ROOT = "site"
-TREES = [*LEAVES, *LEAVES, "site/1", "site/2", ROOT]
-SEMAPHORES = {"a": 2, "b": 3}
-LEASES = ["a", "b", "c", "d", "e"]
-COUNTING_LEASE, PERMITS = "many", 2
-
-TTL = 1.0  # seconds
-HOLD_LIMIT = 0.6
 
 TABLES = """
     CREATE TABLE counter (resource text PRIMARY KEY, value integer NOT NULL);
@@ -59,82 +49,18 @@ _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["__main__", "psycopg"])
 
 
-def all_resources() -> list[str]:
-    """All that has a counter."""
-    slots = [f"semaphore:{name}#{slot + 1}" for name, permits in SEMAPHORES.items() for slot in range(permits)]
-    return [f"lock:{name}" for name in LOCKS + LEAVES] + [f"lease:{name}" for name in LEASES] + slots
-
-
-class Lost(Exception):
-    """The connection has ended."""
-
-
 class Over(Exception):
     """The run has ended."""
 
 
 @dataclass(frozen=True)
-class Route:
-    """A way to the server."""
+class Lease:
+    """What we were granted."""
 
-    name: str  # direct, session, transaction
-    conninfo: str
-
-    @property
-    def keeps_session(self) -> bool:
-        """Whether one server session is ours as long as the connection is."""
-        return self.name != "transaction"
-
-
-@dataclass(frozen=True)
-class Ask:
-    """What to ask for, how to give it back, and what the answer covers."""
-
-    form: str
-    names: list[str]
-    take: str
-    parameters: Sequence[Any]
-    covers: Callable[[list[tuple[Any, ...]]], list[str]]
-    give: str = ""
-    mode: str = "exclusive"
-    capacity: int = 1
-    limit: float | None = None
-
-
-@dataclass
-class Session:
-    """A connection that notes how it began and how it ended."""
-
-    history: History
-    route: Route
+    attempt: str
     name: str
-    sent: int = field(default=0, init=False)  # when the last statement was sent
-
-    def __post_init__(self) -> None:
-        # A pooler's server sessions have other clients' prepared statements.
-        self.conn = psycopg.connect(
-            self.route.conninfo,
-            application_name=f"{self.route.name} {self.history.who}",
-            autocommit=True,
-            connect_timeout=5,
-            prepare_threshold=5 if self.route.name == "direct" else None,
-        )
-        [(pid,)] = self.conn.execute("SELECT pg_backend_pid()")
-        self.pid = pid if self.route.keeps_session else None
-        self.history.note("open", session=self.name, route=self.route.name, pid=self.pid)
-
-    def run(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """The rows. Raises Lost when the connection has ended, psycopg.Error when the statement alone has failed."""
-        self.sent = now()
-        try:
-            cursor = self.conn.execute(statement, parameters)
-            return cursor.fetchall() if cursor.description else []
-        except psycopg.Error as error:
-            if not self.conn.closed and error.diag.severity_nonlocalized not in ("FATAL", "PANIC"):
-                raise
-            self.conn.close()
-            self.history.note("lost", session=self.name, sqlstate=error.sqlstate, text=_one_line(error))
-            raise Lost from error
+    token: int
+    bound: bool
 
 
 class Client:
@@ -151,18 +77,15 @@ class Client:
 
     def work(self) -> None:
         """Take one thing after the other, from a new connection when the last one is lost."""
-        by_transaction = [self.ask_lock, self.ask_lock, self.ask_all, self.ask_any, self.ask_tree]
         while not self.over.exists():
             with suppress(Lost, Over):
                 turn = self.random.random()
                 if turn < 0.35:
                     self.use_lease()
                 elif turn < 0.6 or not self.route.keeps_session:
-                    self.hold_for_transaction(self.random.choice(by_transaction)("xact_"))
+                    self.hold_for_transaction(self.random.choice(BY_TRANSACTION)(self.random, "xact_"))
                 else:
-                    self.hold_for_session(
-                        self.random.choice([*by_transaction, self.ask_wait, self.ask_semaphore, self.ask_semaphore])("")
-                    )
+                    self.hold_for_session(self.random.choice(BY_SESSION)(self.random, ""))
                 self.think()
 
     def connected(self) -> Session:
@@ -176,102 +99,14 @@ class Client:
                 time.sleep(0.05)  # the server or the pooler is down
         return self.session
 
-    def think(self, seconds: float | None = None) -> None:
+    def think(self) -> None:
         """Let some time pass: mostly little."""
-        if seconds is None:
-            seconds = 0.2 if self.random.random() < 0.05 else 0.015
-        time.sleep(self.random.uniform(0, seconds))
+        time.sleep(self.random.uniform(0, 0.2 if self.random.random() < 0.05 else 0.015))
 
     def dawdle(self) -> None:
         """Once in a while, be late: the TTL is over, and nobody tells."""
         if self.random.random() < 0.02:
             time.sleep(1.2 * TTL)
-
-    def timeout(self) -> str:
-        """How long to wait."""
-        return self.random.choice(["0", "300 ms", "300 ms", "2 s"])
-
-    # What can be asked for -------------------------------------------------------------------------------------------
-
-    def ask_lock(self, xact: str) -> Ask:
-        """One name."""
-        name = self.random.choice([*LOCKS, ROOT])
-        covered = LEAVES if name == ROOT else [name]  # whoever locks a path needs its root too
-        shared = name in SHARED and self.random.random() < 0.6
-        limit = HOLD_LIMIT if not xact and self.random.random() < 0.2 else None
-        hold_limit = f", hold_limit => '{limit} s'" if limit else ""
-        mode = "share" if shared else "exclusive"
-        return Ask(
-            f"named_{xact}lock",
-            [name],
-            f"SELECT named_{xact}lock(%s, %s, %s{hold_limit}), pg_backend_pid()",
-            [name, self.timeout(), mode],
-            lambda rows: [f"lock:{name}" for name in covered] if rows[0][0] else [],
-            give="SELECT named_unlock(%s)",
-            mode=mode,
-            limit=limit,
-        )
-
-    def ask_wait(self, _xact: str) -> Ask:
-        """One name, without a snapshot while waiting."""
-        name = self.random.choice(LOCKS)
-        return Ask(
-            "named_lock_wait",
-            [name],
-            "CALL named_lock_wait(%s, %s)",
-            [name, self.timeout()],
-            lambda rows: [f"lock:{name}"] if rows[0][0] else [],
-            give="SELECT named_unlock(%s)",
-        )
-
-    def ask_all(self, xact: str) -> Ask:
-        """Some names, all of them or none."""
-        names = self.random.sample(LOCKS, self.random.randint(2, 3))
-        return Ask(
-            f"named_{xact}lock_all",
-            names,
-            f"SELECT named_{xact}lock_all(%s, %s), pg_backend_pid()",
-            [names, self.timeout()],
-            lambda rows: [f"lock:{name}" for name in names] if rows[0][0] else [],
-            give="SELECT named_unlock_all()",
-        )
-
-    def ask_any(self, xact: str) -> Ask:
-        """Up to two of some names."""
-        names = self.random.sample(LOCKS, 4)
-        return Ask(
-            f"named_{xact}lock_any",
-            names,
-            f"SELECT name, pg_backend_pid() FROM named_{xact}lock_any(%s, 2) AS name",
-            [names],
-            lambda rows: [f"lock:{name}" for name, _ in rows],
-            give="SELECT named_unlock_all()",
-        )
-
-    def ask_tree(self, xact: str) -> Ask:
-        """A path and all below it."""
-        path = self.random.choice(TREES)
-        return Ask(
-            f"named_{xact}lock_tree",
-            [path],
-            f"SELECT named_{xact}lock_tree(%s, %s), pg_backend_pid()",
-            [path, self.timeout()],
-            lambda rows: [f"lock:{leaf}" for leaf in LEAVES if f"{leaf}/".startswith(f"{path}/")] if rows[0][0] else [],
-            give="SELECT named_unlock_tree(%s)",
-        )
-
-    def ask_semaphore(self, _xact: str) -> Ask:
-        """A slot."""
-        name, permits = self.random.choice(list(SEMAPHORES.items()))
-        return Ask(
-            "named_semaphore",
-            [name],
-            "SELECT named_semaphore(%s, %s, %s), pg_backend_pid()",
-            [name, permits, self.timeout()],
-            lambda rows: [f"semaphore:{name}#{rows[0][0]}"] if rows[0][0] else [],
-            give="SELECT named_semaphore_release(%s, %s)",
-            capacity=permits,
-        )
 
     # Locks -----------------------------------------------------------------------------------------------------------
 
@@ -307,20 +142,20 @@ class Client:
         try:
             session.run(ask.give, parameters)
         except psycopg.Error as error:
-            self.history.note("released", attempt=attempt, sqlstate=error.sqlstate, text=_one_line(error))
-            _in_any_case(session, "SELECT named_unlock_all()")
+            self.history.note("released", attempt=attempt, sqlstate=error.sqlstate, text=one_line(error))
+            session.run_in_any_case("SELECT named_unlock_all()")
         else:
             self.history.note("released", attempt=attempt)
 
     def look_back(self, session: Session, attempt: str) -> None:
         """How many locks the session has, now that it should have none."""
-        [(locks,)] = _in_any_case(session, OWN_LOCKS)
+        [(locks,)] = session.run_in_any_case(OWN_LOCKS)
         self.history.note("idle", attempt=attempt, locks=locks)
 
     def hold_for_transaction(self, ask: Ask) -> None:
         """Take, read, write: in one transaction, with which the hold ends."""
         session = self.connected()
-        _in_any_case(session, "BEGIN")
+        session.run_in_any_case("BEGIN")
         attempt = self.begin(session, ask)
         granted, write = False, None
         try:
@@ -335,15 +170,15 @@ class Client:
         except psycopg.Error as error:
             if granted:  # until the error
                 self.history.note("release", at=session.sent, attempt=attempt)
-                self.history.note("released", attempt=attempt, sqlstate=error.sqlstate, text=_one_line(error))
+                self.history.note("released", attempt=attempt)
             else:
                 self.failed(attempt, error)
             if write:
-                self.history.note("written", write=write, outcome="failed", sqlstate=error.sqlstate)
-            _in_any_case(session, "ROLLBACK")
+                self.history.note("written", write=write, outcome="failed")
+            session.run_in_any_case("ROLLBACK")
             return
         if not granted:
-            _in_any_case(session, "ROLLBACK")
+            session.run_in_any_case("ROLLBACK")
             return
         self.history.note("release", attempt=attempt)
         if write:
@@ -351,7 +186,7 @@ class Client:
             with suppress(psycopg.Error):
                 self.finish_write(session, write, "COMMIT")
         else:
-            _in_any_case(session, "COMMIT")
+            session.run_in_any_case("COMMIT")
         self.history.note("released", attempt=attempt)
 
     def begin(self, session: Session, ask: Ask) -> str:
@@ -381,7 +216,7 @@ class Client:
 
     def failed(self, attempt: str, error: psycopg.Error) -> None:
         """Note an error."""
-        self.history.note("fail", attempt=attempt, sqlstate=error.sqlstate, text=_one_line(error))
+        self.history.note("fail", attempt=attempt, sqlstate=error.sqlstate, text=one_line(error))
 
     def count_held(self, session: Session, attempt: str, ask: Ask) -> None:
         """Of a set: how much of it the session has."""
@@ -416,50 +251,39 @@ class Client:
         """Run the statement with which the write is committed. Without its answer nobody knows whether it was."""
         try:
             session.run(statement, parameters)
-        except (Lost, psycopg.Error) as error:
-            self.history.note("written", write=write, outcome="unknown", sqlstate=getattr(error, "sqlstate", None))
+        except (Lost, psycopg.Error):
+            self.history.note("written", write=write, outcome="unknown")
             raise
         self.history.note("written", write=write, outcome="acked")
 
     # Leases ----------------------------------------------------------------------------------------------------------
 
     def use_lease(self) -> None:
-        """Acquire, some rounds of reading, thinking, renewing and guarded writing, release."""
-        counting = self.random.random() < 0.2
-        name = COUNTING_LEASE if counting else self.random.choice(LEASES)
-        session = self.connected()
-        attempt, token = self.acquire(session, name, PERMITS if counting else 1)
-        if token is None:
+        """Acquire, some rounds of renewing, reading, thinking and guarded writing, release."""
+        lease = self.acquire()
+        if lease is None:
             return
-        with suppress(psycopg.Error):
-            for _ in range(self.random.randint(1, 4)):
-                if self.random.random() < 0.4 and not self.renew(attempt, name, token):
-                    return
-                # Losing the connection does not lose the lease, unless it is bound to it.
-                changes = {} if counting else self.changes_under_lease(attempt, name)
-                self.dawdle()
-                outcome = self.guarded_write(attempt, name, token, changes)
-                if outcome == "refused":
-                    return
-                if outcome == "unknown":
-                    # It may still be under way. Whoever gets the lease next waits for it; we would not.
-                    break
-        keep = 0.2 if not counting and self.random.random() < 0.1 else None
-        self.history.note("release", attempt=attempt, keep=keep)
-        with suppress(psycopg.Error):
-            [(gave,)] = self.again(
-                lambda session: session.run(
-                    "SELECT lease_release(%s, %s, %s)", [name, token, f"{keep} s" if keep else None]
-                )
-            )
-            self.history.note("released", attempt=attempt, gave=gave)
+        for _ in range(self.random.randint(1, 4)):
+            if self.random.random() < 0.4 and not self.renew(lease):
+                return
+            try:
+                outcome = self.guarded_write(lease, self.changes_under(lease))
+            except psycopg.errors.QueryCanceled:
+                continue  # while it read
+            if outcome == "refused":
+                return
+            if outcome == "unknown":
+                break  # it may still be under way: whoever gets the lease next waits for it, we would not
+        self.release(lease)
 
-    def acquire(self, session: Session, name: str, permits: int) -> tuple[str, int | None]:
-        """The attempt's name, and the token."""
+    def acquire(self) -> Lease | None:
+        """One of the leases, if it can be had."""
+        session = self.connected()
         attempt = f"{self.who}/{next(self.numbers)}"
         form = self.random.choice(["lease_acquire", "lease_acquire", "lease_acquire_wait"])
+        name = self.random.choice([*LEASES, COUNTING_LEASE])
+        permits = PERMITS if name == COUNTING_LEASE else 1
         bound = self.route.keeps_session and self.random.random() < 0.2
-        self.bound = bound
         self.history.note(
             "try",
             attempt=attempt,
@@ -470,76 +294,78 @@ class Client:
             seconds=TTL,
             bound=bound,
         )
-        arguments = "(%s, %s, %s, permits => %s, bound => %s)"
-        call = (
-            f"CALL lease_acquire_wait{arguments}"
-            if form == "lease_acquire_wait"
-            else (f"SELECT token FROM lease_acquire{arguments}")
-        )
+        call = "CALL lease_acquire_wait" if form == "lease_acquire_wait" else "SELECT token FROM lease_acquire"
         try:
-            [(token,)] = session.run(call, [name, f"{TTL} s", self.timeout(), permits, bound])
+            [(token,)] = session.run(
+                f"{call}(%s, %s, %s, permits => %s, bound => %s)",
+                [name, f"{TTL} s", timeout(self.random), permits, bound],
+            )
         except psycopg.Error as error:
             self.failed(attempt, error)
-            return attempt, None
+            return None
         if token is None:
             self.history.note("refuse", attempt=attempt)
-        else:
-            self.history.note("grant", attempt=attempt, resources=[f"lease:{name}"], token=token, pid=session.pid)
-        return attempt, token
+            return None
+        self.history.note("grant", attempt=attempt, resources=[f"lease:{name}"], token=token, pid=session.pid)
+        return Lease(attempt, name, token, bound)
 
-    def again(self, do: Callable[[Session], Any]) -> Any:
-        """From a new connection if the one we have is lost; not for a bound lease, which is lost with it."""
+    def from_any_session(self, lease: Lease, do: Callable[[Session], Any]) -> Any:
+        """Do it from a new connection if the one we have is lost; a bound lease is lost with it."""
         while True:
             try:
                 return do(self.connected())
             except Lost:
-                if self.bound:
+                if lease.bound:
                     raise
 
-    def changes_under_lease(self, attempt: str, name: str) -> dict[str, int]:
-        """What is to be written."""
-        return self.again(lambda session: self.changes(session, attempt, "exclusive", [f"lease:{name}"]))
+    def changes_under(self, lease: Lease) -> dict[str, int]:
+        """What is to be written; nothing where there may be another with a permit."""
+        if lease.name == COUNTING_LEASE:
+            return {}
+        resources = [f"lease:{lease.name}"]
+        changes: dict[str, int] = self.from_any_session(
+            lease, lambda session: self.changes(session, lease.attempt, "exclusive", resources)
+        )
+        self.dawdle()
+        return changes
 
-    def renew(self, attempt: str, name: str, token: int) -> bool:
+    def renew(self, lease: Lease) -> bool:
         """Whether the lease is still ours; it is as long as nobody says that it is not."""
-        self.history.note("renew", attempt=attempt)
-        try:
-            self.connected().run("SELECT lease_renew(%s, %s)", [name, token])
-        except Lost:
-            self.history.note("renewed", attempt=attempt, outcome="unknown")
-            return not self.bound
-        except psycopg.Error as error:
-            refused = error.sqlstate in ("55000", "55006")
-            outcome = "refused" if refused else "unknown"
-            self.history.note("renewed", attempt=attempt, outcome=outcome, sqlstate=error.sqlstate)
-            return not refused
-        self.history.note("renewed", attempt=attempt, outcome="acked")
-        return True
-
-    def guarded_write(self, attempt: str, name: str, token: int, changes: dict[str, int]) -> str:
-        """Write in one transaction with the guard; the outcome."""
-        write = self.note_write(attempt, changes, token)
         session = self.connected()
-        guarded = False
+        self.history.note("renew", attempt=lease.attempt)
+        outcome = "acked"
+        try:
+            session.run("SELECT lease_renew(%s, %s)", [lease.name, lease.token])
+        except Lost:
+            outcome = "unknown"
+            if lease.bound:
+                raise
+        except psycopg.Error as error:
+            outcome = "refused" if _is_refusal(error) else "unknown"
+        finally:
+            self.history.note("renewed", attempt=lease.attempt, outcome=outcome)
+        return outcome != "refused"
+
+    def guarded_write(self, lease: Lease, changes: dict[str, int]) -> str:
+        """Write in one transaction with the guard; the outcome."""
+        session = self.connected()
+        write = self.note_write(lease.attempt, changes, lease.token)
+        outcome = "failed"
         try:
             session.run("BEGIN")
-            session.run("SELECT lease_guard(%s, %s)", [name, token])
-            guarded = True
+            session.run("SELECT lease_guard(%s, %s)", [lease.name, lease.token])
             self.history.note("guarded", write=write)
             self.think()
             self.dawdle()
-            session.run("SELECT put_down(%s, %s, %s, %s)", _row(write, changes, token))
-        except Lost:
-            self.history.note("written", write=write, outcome="failed")
-            if self.bound:
+            session.run("SELECT put_down(%s, %s, %s, %s)", _row(write, changes, lease.token))
+        except (Lost, psycopg.Error) as error:
+            if _is_refusal(error):
+                outcome = "refused"
+            self.history.note("written", write=write, outcome=outcome)
+            if not isinstance(error, Lost):
+                session.run_in_any_case("ROLLBACK")
+            elif lease.bound:
                 raise
-            return "failed"
-        except psycopg.Error as error:
-            refused = not guarded and error.sqlstate in ("55000", "55006")
-            outcome = "refused" if refused else "failed"
-            self.history.note("written", write=write, outcome=outcome, sqlstate=error.sqlstate)
-            with suppress(Lost):
-                _in_any_case(session, "ROLLBACK")
             return outcome
         self.history.note("commit", write=write)
         try:
@@ -548,22 +374,25 @@ class Client:
             return "unknown"
         return "acked"
 
+    def release(self, lease: Lease) -> None:
+        """Give it back, and now and then keep it closed for a moment."""
+        keep = 0.2 if lease.name != COUNTING_LEASE and self.random.random() < 0.1 else None
+        parameters = [lease.name, lease.token, f"{keep} s" if keep else None]
+        self.history.note("release", attempt=lease.attempt, keep=keep)
+        with suppress(psycopg.errors.QueryCanceled):
+            [(gave,)] = self.from_any_session(
+                lease, lambda session: session.run("SELECT lease_release(%s, %s, %s)", parameters)
+            )
+            self.history.note("released", attempt=lease.attempt, gave=gave)
 
-def _in_any_case(session: Session, statement: str) -> list[tuple[Any, ...]]:
-    """Run something that can only fail because it was cancelled, until it was not."""
-    while True:
-        try:
-            return session.run(statement)
-        except psycopg.errors.QueryCanceled:
-            continue
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether a lease is not ours any more."""
+    return isinstance(error, (psycopg.errors.ObjectInUse, psycopg.errors.ObjectNotInPrerequisiteState))
 
 
 def _row(write: str, changes: dict[str, int], token: int | None = None) -> list[Any]:
     return [write, list(changes), list(changes.values()), token]
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _life(folder: Path, who: str, route: Route, seed: str) -> None:

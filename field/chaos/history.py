@@ -7,6 +7,7 @@ A client notes these, all with `at` and `who`:
 
     open      session, route, pid (None where a pooler changes it)
     lost      session, sqlstate, text: the connection has ended, not by us
+    error     session, sqlstate, text: a statement has failed
     try       attempt, session, form, names, mode, capacity, seconds (TTL or hold limit), bound: about to ask for it
     grant     attempt, resources, pid, token
     refuse    attempt: the answer was no
@@ -16,7 +17,7 @@ A client notes these, all with `at` and `who`:
     write     write, attempt, changes, token: about to begin writing
     guarded   write: the guard has let it through
     commit    write: about to commit
-    written   write, outcome: acked, refused (by the guard), failed (never committed), unknown (no answer); sqlstate
+    written   write, outcome: acked, refused (by the guard), failed (never committed), unknown (no answer)
     renew     attempt; then `renewed` with outcome: acked, refused, unknown
     release   attempt, keep: about to give it back
     released  attempt, sqlstate, gave: there was an answer; of a lease, whether it was still held

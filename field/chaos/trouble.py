@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from chaos.clients import COUNTING_LEASE, LEASES, TTL
+from chaos.asks import COUNTING_LEASE, LEASES, TTL
 from chaos.history import History, now
 from polling import PATIENCE, until
 from server import Server
