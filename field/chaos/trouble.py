@@ -33,6 +33,7 @@ from polling import PATIENCE, until
 from server import Server
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from chaos.clients import Clients
@@ -59,10 +60,10 @@ BACKENDS = """
 
 # What one look at the views must never show. Those who hold a path of a tree hold the names above it in an intent mode.
 SEEN_TWICE = """
-    SELECT kind, name, array_agg(pid), array_agg(token) FROM lock_holders
+    SELECT name, array_agg(kind), array_agg(pid), array_agg(token) FROM lock_holders
      WHERE kind IN ('session', 'transaction') AND mode = 'exclusive'
         OR kind = 'lease' AND state = 'held' AND name <> %s
-     GROUP BY kind, name HAVING count(DISTINCT CASE kind WHEN 'lease' THEN token ELSE pid END) > 1
+     GROUP BY kind = 'lease', name HAVING count(DISTINCT CASE kind WHEN 'lease' THEN token ELSE pid END) > 1
 """
 
 
@@ -212,8 +213,8 @@ class Troublemaker:
         """Read the views."""
         conn = self.connection()
         at = now()
-        for kind, name, pids, tokens in conn.execute(SEEN_TWICE, [COUNTING_LEASE]):
-            self.history.note("seen twice", text=f"{kind} {name}: {pids} {tokens}")
+        for row in conn.execute(SEEN_TWICE, [COUNTING_LEASE]):
+            self.history.note("seen twice", text=str(row))
         conn.execute("SELECT count(*) FROM lock_waiters")
         conn.execute("SELECT lock_graph()")
         self.history.note("look", at, until=now())
@@ -241,7 +242,7 @@ class Troublemaker:
         rows = [row for row in rows if row[1]] or rows if waiting else rows
         return self.random.choice(rows)[0] if rows else None
 
-    def later(self, seconds: float, do: object) -> None:
+    def later(self, seconds: float, do: Callable[[], object]) -> None:
         """Do something after some time, whatever becomes of the server."""
         timer = threading.Timer(seconds, do)
         timer.start()
