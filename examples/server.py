@@ -91,21 +91,25 @@ class Server:
         """Start it, and wait until it answers. A port can be taken from under us: then another is tried."""
         for _ in range(3):
             self.port = free_port()
-            postgres = [str(self.bindir / "postgres"), "-D", str(self.data)]
-            options = ["-k", str(self.folder), "-h", "127.0.0.1", "-p", str(self.port)]
-            with self.log.open("ab") as log:
-                # A session of its own: a Ctrl-C at the terminal is for us, and we stop the server.
-                self._process = subprocess.Popen(
-                    postgres + options,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    **self._as_user(),
-                )
-            if self._wait_until_up():
+            if self.start_again():
                 return
         raise ServerError(f"the server did not start:\n{self.log_tail()}")
+
+    def start_again(self) -> bool:
+        """Start it on the port that it has, and wait until it answers; whether it does."""
+        postgres = [str(self.bindir / "postgres"), "-D", str(self.data)]
+        options = ["-k", str(self.folder), "-h", "127.0.0.1", "-p", str(self.port)]
+        with self.log.open("ab") as log:
+            # A session of its own: a Ctrl-C at the terminal is for us, and we stop the server.
+            self._process = subprocess.Popen(
+                postgres + options,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                **self._as_user(),
+            )
+        return self._wait_until_up()
 
     def prepare(self) -> None:
         """The ordinary role, its database, and the extension in it."""
