@@ -122,6 +122,12 @@ class Server:
             except psycopg.Error as error:
                 raise ServerError(f"CREATE EXTENSION named_locks: {error}") from error
 
+    def end(self, number: signal.Signals) -> None:
+        """Send the postmaster a signal that ends it, and wait for its end."""
+        assert self._process is not None
+        self._process.send_signal(number)
+        self._process.wait(START_SECONDS)
+
     def stop(self) -> None:
         """Stop it (fast, then harder) and remove all it has written."""
         for stop_signal in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):

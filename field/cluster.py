@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from polling import until
-from server import STOP_SECONDS, Server, ServerError, no_interrupts
+from server import Server, ServerError, no_interrupts
 
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Iterator
 
 STANDBY = "standby"
@@ -54,12 +53,6 @@ class Node(Server):
         with self.superuser() as conn:
             conn.execute(psycopg.sql.SQL("ALTER SYSTEM SET {} = {}").format(psycopg.sql.Identifier(setting), value))
             conn.execute("SELECT pg_reload_conf()")
-
-    def end(self, number: signal.Signals) -> None:
-        """Send the postmaster a signal that ends it, and wait for its end."""
-        assert self._process is not None
-        self._process.send_signal(number)
-        self._process.wait(STOP_SECONDS)
 
     def promote(self) -> None:
         """Make the standby a primary."""

@@ -29,7 +29,7 @@ import psycopg
 
 from chaos.asks import COUNTING_LEASE, LEASES, TTL
 from chaos.history import History, now
-from polling import PATIENCE, until
+from polling import until
 from server import Server
 
 if TYPE_CHECKING:
@@ -69,16 +69,6 @@ SEEN_TWICE = """
 
 class ChaosServer(Server):
     """A server that is treated badly."""
-
-    def superuser(self) -> psycopg.Connection:
-        """A new session of the superuser."""
-        return self._superuser("demo")
-
-    def crash(self) -> None:
-        """What `pg_ctl stop -m immediate` does."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGQUIT)
-        self._process.wait(PATIENCE)
 
     def signal_backend(self, pid: int, number: signal.Signals) -> bool:
         """Send a signal to a process of this server; false if it has gone. Whatever else has got its pid gets none."""
@@ -192,7 +182,7 @@ class Troublemaker:
     def restart_server(self) -> None:
         """Stop it as a power failure would, and start it again."""
         at = now()
-        self.server.crash()
+        self.server.end(signal.SIGQUIT)
         until("the server is up again", self.server.start_again)
         self.history.note("restart server", at, until=now())
 
