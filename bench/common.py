@@ -50,7 +50,7 @@ class Effort(NamedTuple):
     held: tuple[int, ...]  # locks held by one session
     holders: tuple[int, ...]  # rows of lock_holders
     live: tuple[int, ...]  # leases
-    names: tuple[int, ...]  # ever used
+    names: tuple[int, ...]  # ever used; hundreds of thousands
     counted_pairs: int  # instruction by instruction
 
 
@@ -75,7 +75,7 @@ FULL = Effort(
     held=(1, 10, 100, 1_000, 10_000, 100_000),
     holders=(10, 100, 1_000, 10_000, 50_000),
     live=(10, 100, 1_000, 10_000, 100_000, 1_000_000),
-    names=(10_000, 100_000, 1_000_000, 10_000_000),
+    names=(300_000, 1_000_000, 3_000_000, 10_000_000),
     counted_pairs=10_000,
 )
 SHORT = Effort(
@@ -99,7 +99,7 @@ SHORT = Effort(
     held=(1, 100, 10_000),
     holders=(10, 1_000, 10_000),
     live=(10, 1_000, 20_000),
-    names=(10_000, 100_000, 1_000_000),
+    names=(200_000, 500_000, 1_000_000),
     counted_pairs=2_000,
 )
 

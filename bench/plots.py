@@ -83,7 +83,7 @@ def panel(axes: Axes, entries: Sequence[Entry]) -> None:
                 xs, heights, spread(curve), label=system, marker="o", markersize=4, capsize=3, color=colour(system)
             )
         axes.set_xscale("log", base=2 if points[-1] <= 64 else 10)
-        axes.set_xticks(points, [f"{point:,}" for point in points], rotation=0 if points[-1] <= 64 else 30)
+        axes.set_xticks(points, [brief(point) for point in points])
         axes.minorticks_off()
     else:
         width = 0.85 / len(curves)
@@ -91,7 +91,7 @@ def panel(axes: Axes, entries: Sequence[Entry]) -> None:
             xs = [points.index(entry.x) + (at - (len(curves) - 1) / 2) * width for entry in curve]
             heights = [statistics.median(entry.figures) for entry in curve]
             axes.bar(xs, heights, width, yerr=spread(curve), label=system, capsize=2, color=colour(system))
-        axes.set_xticks(range(len(points)), [f"{point:,}" for point in points])
+        axes.set_xticks(range(len(points)), [brief(point) for point in points])
     most = max(max(entry.figures) for entry in entries)
     least = min(min(entry.figures) for entry in entries)
     if least > 0 and most / least > 50:
@@ -102,9 +102,15 @@ def panel(axes: Axes, entries: Sequence[Entry]) -> None:
     axes.set_xlabel(entries[0].axis)
     axes.set_ylabel(entries[0].unit)
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(
-        fontsize=7, ncols=3, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2 if points[-1] > 64 else -0.15)
-    )
+    axes.legend(fontsize=7, ncols=3, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15))
+
+
+def brief(number: int) -> str:
+    """With k for thousands and M for millions."""
+    for unit, many in (("M", 10**6), ("k", 10**3)):
+        if number >= many:
+            return f"{number / many:g}{unit}"
+    return str(number)
 
 
 def spread(curve: Sequence[Entry]) -> list[list[float]]:

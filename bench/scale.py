@@ -29,7 +29,7 @@ GROWTH = Target("<=", 2.0)
 MEMORY = Target("<=", 1_024, "KiB")
 
 HOLD = "SELECT count(*) FROM (SELECT {lock} FROM generate_series(%s::int, %s::int) AS i OFFSET 0) AS calls"
-CHUNK = 1_000_000  # names of one statement
+CHUNK = 100_000  # names of one statement
 USE = """
 SELECT count(*)
   FROM (SELECT named_lock('bench:' || i), named_unlock('bench:' || i)
@@ -135,17 +135,16 @@ def used(bench: Bench) -> Iterator[Entry]:
     times: list[Entry] = []
     with closing(bench.server.connect("bench names")) as conn:
         execute(conn, "SET jit = off")  # a compiler is larger than anything measured here
-        execute(conn, USE, 1, bench.effort.names[0])
-        before = bench.effort.names[0]
-        first = leaks.usage(conn)
-        for many in bench.effort.names[1:]:
-            spent = 0.0
-            for begin in range(before, many, CHUNK):
-                spent += seconds_of(partial(execute, conn, USE, begin + 1, min(begin + CHUNK, many)))
+        for chunk in range(2):  # of a size as all the others, until it has what it needs
+            execute(conn, USE, -(chunk + 1) * CHUNK, -chunk * CHUNK - 1)
+        before, first = 0, leaks.usage(conn)
+        for many in bench.effort.names:
+            spent = [
+                1e9 / CHUNK * seconds_of(partial(execute, conn, USE, begin + 1, begin + CHUNK))
+                for begin in range(before, many, CHUNK)
+            ]
             now = leaks.usage(conn)
-            times.append(
-                Entry("lock; unlock of a new name", many, "names used", "named", "ns", [1e9 * spent / (many - before)])
-            )
+            times.append(Entry("lock; unlock of a new name", many, "names used", "named", "ns", spent))
             for kind, value in (("own", now.own - first.own), ("shared", now.shared - first.shared)):
                 memory[kind].append(Entry(f"{kind} memory more", many, "names used", "named", "KiB", [float(value)]))
             before = many

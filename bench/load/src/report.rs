@@ -49,8 +49,8 @@ pub struct Spread {
 }
 
 impl Report {
-    /// Puts together what each client saw.
-    pub fn of(seen: &[Seen]) -> Result<Self> {
+    /// Puts together what each client saw; `exclusive`: whether they all had the same name.
+    pub fn of(seen: &[Seen], exclusive: bool) -> Result<Self> {
         let begin = seen.iter().map(|one| one.begin).max().unwrap_or_default();
         let end = seen.iter().map(|one| one.end).min().unwrap_or_default();
         ensure!(begin < end, "the clients were never at work all at once");
@@ -63,7 +63,7 @@ impl Report {
             turns,
             rate: turns as f64 / (end - begin).as_secs_f64(),
             answer: Spread::of(answers)?,
-            hand_over: Spread::of(hand_overs(seen)?)?,
+            hand_over: Spread::of(if exclusive { hand_overs(seen)? } else { Vec::new() })?,
             fairness: fairness(&turns_of),
             turns_of,
         })
@@ -82,14 +82,10 @@ impl Spread {
     }
 }
 
-/// How long it took from one client to another that was waiting by then. Empty unless turns exclude each other.
+/// How long it took from one client to another that was waiting by then.
 fn hand_overs(seen: &[Seen]) -> Result<Vec<Duration>> {
     let mut holds: Vec<(usize, Hold)> =
         seen.iter().enumerate().flat_map(|(client, one)| one.holds.iter().map(move |hold| (client, *hold))).collect();
-    // Only of the hot name is there a time between having it and leaving.
-    if holds.iter().all(|(_, hold)| hold.had == hold.left) {
-        return Ok(Vec::new());
-    }
     holds.sort_by_key(|(_, hold)| hold.had);
     let mut times = Vec::new();
     for pair in holds.windows(2) {

@@ -62,7 +62,7 @@ pub fn run(spec: &Spec) -> Result<Report> {
     if matches!(spec.work, Work::Refused) {
         holder.release(HELD)?;
     }
-    Report::of(&seen)
+    Report::of(&seen, matches!(spec.work, Work::Hot))
 }
 
 /// A client's life.
