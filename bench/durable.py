@@ -24,8 +24,8 @@ ETCD = Contender("etcd", "etcd", "etcd")
 ALL = (OURS, BY_HAND_SQL, REDIS, ETCD)
 TARGETS = {BY_HAND_SQL.label: Target(">=", 1.1), ETCD.label: Target(">=", 3.0)}
 VOLATILE = (
-    Contender("lease, synchronous_commit off", "lease", "postgres volatile"),
-    Contender("SQL by hand, synchronous_commit off", "hand", "postgres volatile"),
+    Contender("lease", "lease", "postgres volatile"),
+    Contender("SQL by hand", "hand", "postgres volatile"),
     Contender("Redis, no persistence", "redis", "redis"),
 )
 WAKE_UP = (
@@ -55,8 +55,8 @@ def contests() -> Iterator[Contest]:
         yield Contest(case, work, ALL, few, [beside.rate(targets)])
         ahead = {} if work == "refused" else {REDIS.label: Target(">=", 1.0)}
         yield Contest(case, work, ALL, many, [beside.rate({**targets, **ahead})])
-    yield Contest("acquire; release, not durable", "pair", VOLATILE, CLIENTS, [beside.rate({})])
-    yield Contest("renew, not durable", "renew", VOLATILE, CLIENTS, [beside.rate({})])
+    yield Contest("acquire; release, synchronous_commit off", "pair", VOLATILE, CLIENTS, [beside.rate({})])
+    yield Contest("renew, synchronous_commit off", "renew", VOLATILE, CLIENTS, [beside.rate({})])
     yield Contest("a waiter has it after the release", "hot", (OURS, ETCD, REDIS, BY_HAND_SQL), (2,), WAKE_UP, HOLD)
 
 

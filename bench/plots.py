@@ -102,7 +102,8 @@ def panel(axes: Axes, entries: Sequence[Entry]) -> None:
     axes.set_xlabel(entries[0].axis)
     axes.set_ylabel(entries[0].unit)
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize=7, ncols=3, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15))
+    columns = 2 if max(len(system) for system in curves) > 15 else 3
+    axes.legend(fontsize=7, ncols=columns, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15))
 
 
 def brief(number: int) -> str:
