@@ -1,7 +1,7 @@
 //! What the clients do, and what is seen of it.
 
 use std::process;
-use std::sync::Barrier;
+use std::sync::{Barrier, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,21 @@ enum Work {
     Refused,
     /// Take and give back the one name that all want.
     Hot,
+    /// The same, but whoever has given it back asks again only when another has it: each one that waits gets its turn.
+    Alternate,
 }
+
+impl Work {
+    fn is_exclusive(self) -> bool {
+        matches!(self, Self::Hot | Self::Alternate)
+    }
+}
+
+/// How often the hot name was granted.
+static GRANTS: Mutex<u64> = Mutex::new(0);
+static GRANTED: Condvar = Condvar::new();
+/// Who has given it back waits no longer for the others: they may have come to their end.
+const PATIENCE: Duration = Duration::from_millis(200);
 
 const HELD: &str = "bench:held";
 const HOT: &str = "bench:hot";
@@ -62,7 +76,7 @@ pub fn run(spec: &Spec) -> Result<Report> {
     if matches!(spec.work, Work::Refused) {
         holder.release(HELD)?;
     }
-    Report::of(&seen, matches!(spec.work, Work::Hot))
+    Report::of(&seen, spec.work.is_exclusive())
 }
 
 /// A client's life.
@@ -78,7 +92,7 @@ fn live(spec: &Spec, number: usize, ready: &Barrier, start: Instant) -> Result<S
             Work::Pair => client.acquire(&name).and_then(|()| client.release(&name))?,
             Work::Renew => client.renew(&name)?,
             Work::Refused => ensure!(!client.try_acquire(HELD)?, "{HELD} was granted twice"),
-            Work::Hot => return hold(&mut *client, spec, start),
+            Work::Hot | Work::Alternate => return hold(&mut *client, spec, start),
         }
         let had = start.elapsed();
         Ok(Hold { asked, had, left: had })
@@ -113,10 +127,23 @@ fn hold(client: &mut dyn Client, spec: &Spec, start: Instant) -> Result<Hold> {
     let asked = start.elapsed();
     client.acquire(HOT)?;
     let had = start.elapsed();
+    let mine = granted();
     if most > 0.0 {
         thread::sleep(Duration::from_secs_f64((least + (most - least) * fastrand::f64()) / 1e3));
     }
     let left = start.elapsed();
     client.release(HOT)?;
+    if matches!(spec.work, Work::Alternate) {
+        let grants = GRANTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = GRANTED.wait_timeout_while(grants, PATIENCE, |grants| *grants == mine);
+    }
     Ok(Hold { asked, had, left })
+}
+
+/// Tells that the hot name was granted; how often it was by now.
+fn granted() -> u64 {
+    let mut grants = GRANTS.lock().unwrap_or_else(PoisonError::into_inner);
+    *grants += 1;
+    GRANTED.notify_all();
+    *grants
 }
