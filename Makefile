@@ -33,8 +33,8 @@ run: ## Build it and try the examples
 	.ci/setup $(PG)
 	.ci/with-release $(PG) examples/run.py $(ARGS)
 
-bench: ## Build it and measure
-	.ci/setup $(PG)
+bench: ## Build it and measure it, beside MariaDB, Redis and etcd too
+	.ci/setup --bench $(PG)
 	.ci/with-release $(PG) bench/run.py $(ARGS)
 
 install: ## Install into the server of PG_CONFIG=/path/to/pg_config

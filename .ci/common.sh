@@ -6,7 +6,8 @@ checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 
 # Nothing is built or installed outside this folder and the checkout's target/.
 # Layout: pgNN/ a private server for each major version, data/pgNN/ its test clusters, pgrx/ cargo-pgrx's
-# configuration, cargo/ cargo-pgrx itself, venv/ and node/ for the examples, target/ and logs/ of .ci/run.
+# configuration, cargo/ cargo-pgrx itself, venv/ and node/ for the examples, load/ for the benchmarks, target/ and logs/
+# of .ci/run.
 if [ "$(id -u)" = 0 ]; then
     default_cache=/var/cache/named_locks
 else

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
 import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from server import Server, check_user, no_interrupts
 
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
 
 PATIENCE = 10.0  # seconds for anything that should happen at once
 
-# Room for 10,000 locks at once, and nothing that works in the background while we measure.
+# Nothing that works in the background while we measure.
 SETTINGS = """
-max_locks_per_transaction = 256
+max_locks_per_transaction = {locks}
 autovacuum = off
 """
+ROOM = 256  # for 10,000 locks at once and more
 
 
 class Effort(NamedTuple):
@@ -41,6 +43,15 @@ class Effort(NamedTuple):
     wake_ups: int  # hand-overs of each side
     leak_pairs: int
     leak_timeouts: int
+    beside_rounds: int  # in each, all systems in turn
+    beside_seconds: float  # of one system's slice
+    beside_warm_up: float
+    hot_clients: tuple[int, ...]
+    held: tuple[int, ...]  # locks held by one session
+    holders: tuple[int, ...]  # rows of lock_holders
+    live: tuple[int, ...]  # leases
+    names: tuple[int, ...]  # ever used; hundreds of thousands
+    counted_pairs: int  # instruction by instruction
 
 
 FULL = Effort(
@@ -57,6 +68,15 @@ FULL = Effort(
     wake_ups=400,
     leak_pairs=1_000_000,
     leak_timeouts=10_000,
+    beside_rounds=5,
+    beside_seconds=1.0,
+    beside_warm_up=0.2,
+    hot_clients=(2, 4, 8, 16, 32, 64),
+    held=(1, 10, 100, 1_000, 10_000, 100_000),
+    holders=(10, 100, 1_000, 10_000, 50_000),
+    live=(10, 100, 1_000, 10_000, 100_000, 1_000_000),
+    names=(300_000, 1_000_000, 3_000_000, 10_000_000),
+    counted_pairs=10_000,
 )
 SHORT = Effort(
     wire_rounds=2,
@@ -72,6 +92,15 @@ SHORT = Effort(
     wake_ups=80,
     leak_pairs=100_000,
     leak_timeouts=1_000,
+    beside_rounds=2,
+    beside_seconds=0.25,
+    beside_warm_up=0.1,
+    hot_clients=(2, 8, 64),
+    held=(1, 100, 10_000),
+    holders=(10, 1_000, 10_000),
+    live=(10, 1_000, 20_000),
+    names=(200_000, 500_000, 1_000_000),
+    counted_pairs=2_000,
 )
 
 
@@ -157,13 +186,17 @@ def locks_held(conn: psycopg.Connection) -> int:
 
 
 class BenchServer(Server):
-    """A server with room for many locks."""
+    """A server with room for many locks; how many for each of its hundred sessions or so, `locks` says."""
+
+    def __init__(self, bindir: Path, folder: Path, runas: str | None = None, locks: int = ROOM) -> None:
+        super().__init__(bindir, folder, runas)
+        self._locks = locks
 
     def create(self) -> None:
         """Make the data directory."""
         super().create()
         with (self.data / "postgresql.conf").open("a") as conf:
-            conf.write(SETTINGS)
+            conf.write(SETTINGS.format(locks=self._locks))
 
     def prepare(self) -> None:
         """The ordinary role may look at its own memory too."""
@@ -177,18 +210,46 @@ class BenchServer(Server):
         with self.superuser() as conn:
             conn.execute(f"VACUUM {', '.join(tables)}".encode())
 
+    def shut_down(self) -> None:
+        """Stop it and keep its data."""
+        done = subprocess.run(
+            [str(self.bindir / "pg_ctl"), "-D", str(self.data), "-m", "fast", "-w", "stop"],
+            check=False,
+            capture_output=True,
+            text=True,
+            **self.as_user(),
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"pg_ctl: {done.stderr.strip()}")
+
+    def as_user(self) -> dict[str, Any]:
+        """What subprocess needs to run a program as the server's OS user."""
+        return self._as_user()
+
+    def lift_limit(self) -> None:
+        """New sessions may hold as many locks as there is room for."""
+        with self._superuser("demo") as conn:
+            conn.execute("ALTER ROLE demo SET named_locks.max_locks_per_session = 1000000")
+
 
 @contextmanager
-def bench_server(bindir: Path, runas: str | None) -> Iterator[BenchServer]:
-    """Run such a server for the block."""
+def scratch_server(bindir: Path, runas: str | None, locks: int = ROOM) -> Iterator[BenchServer]:
+    """Make such a server, which the block starts."""
     check_user(runas)
     # Not $TMPDIR: a socket's path may have 107 bytes only, and `runas` has to get there.
-    server = BenchServer(bindir, Path(tempfile.mkdtemp(prefix="named_locks-", dir="/tmp")), runas)
+    server = BenchServer(bindir, Path(tempfile.mkdtemp(prefix="named_locks-", dir="/tmp")), runas, locks)
     try:
         server.create()
-        server.start()
-        server.prepare()
         yield server
     finally:
         with no_interrupts():
             server.stop()
+
+
+@contextmanager
+def bench_server(bindir: Path, runas: str | None, locks: int = ROOM) -> Iterator[BenchServer]:
+    """Run such a server for the block."""
+    with scratch_server(bindir, runas, locks) as server:
+        server.start()
+        server.prepare()
+        yield server

@@ -23,8 +23,8 @@ IDS_TARGET = Target("<=", 0, "ids")
 REFUSED = 1_000  # tries whose transaction ids are counted
 
 BY_HAND = """
-CREATE SEQUENCE hand_token CACHE 1;
-CREATE TABLE hand_lease (
+CREATE SEQUENCE IF NOT EXISTS hand_token CACHE 1;
+CREATE TABLE IF NOT EXISTS hand_lease (
     name text PRIMARY KEY,
     token bigint NOT NULL,
     owner text NOT NULL,

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from common import Pairs
 
 HEAD = ("", "unit", "native", "named", "named / native", "target", "met")
+HEAD_BESIDE = ("", "of", "system", "unit", "figure", "ours / it", "target", "met")
 RATIO = "ratio"
-DECIMALS = {RATIO: 3, "ms": 2}  # other units: none
+INDEX = "index"
+DECIMALS = {RATIO: 3, INDEX: 3, "ms": 2}  # other units: none
 
 
 class Target(NamedTuple):
@@ -46,16 +48,46 @@ class Row(NamedTuple):
     @property
     def cells(self) -> tuple[str, ...]:
         """As it is printed."""
-        met = "" if self.met is None else "yes" if self.met else "no"
-        return (*self[:-1], met)
+        return (*self[:-1], yes_or_no(self.met))
+
+
+class Entry(NamedTuple):
+    """One system's figures in one case, round by round; a line of the table too, and a point of a plot."""
+
+    case: str
+    x: int  # how many there are of what the axis says: clients, locks held
+    axis: str
+    system: str
+    unit: str
+    figures: list[float]
+    ratios: list[float] = []  # noqa: RUF012 (ours by this one's; never changed)
+    target: str = ""
+    met: bool | None = None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """As it is printed."""
+        at = f"{self.axis}: {self.x:,}"
+        ratio = spread(self.ratios, RATIO) if self.ratios else ""
+        return (
+            self.case,
+            at,
+            self.system,
+            self.unit,
+            spread(self.figures, self.unit),
+            ratio,
+            self.target,
+            yes_or_no(self.met),
+        )
 
 
 class Section(NamedTuple):
     """The lines of a part, under its title; `failure` says why some are missing."""
 
     title: str
-    rows: Sequence[Row]
+    rows: Sequence[Row | Entry]
     failure: str | None = None
+    name: str = ""
 
 
 def compared(what: str, unit: str, pairs: Pairs, target: Target | None = None) -> Row:
@@ -73,6 +105,11 @@ def _judged(row: Row, value: float, target: Target | None) -> Row:
     return row._replace(target=str(target), met=target.met_by(value)) if target else row
 
 
+def yes_or_no(met: bool | None) -> str:
+    """Empty where there is no target."""
+    return "" if met is None else "yes" if met else "no"
+
+
 def spread(values: Sequence[float], unit: str) -> str:
     """Median, least and most."""
     return f"{number(statistics.median(values), unit)} ({number(min(values), unit)} .. {number(max(values), unit)})"
@@ -88,17 +125,26 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return sorted(values)[max(1, math.ceil(len(values) * percent / 100)) - 1]
 
 
+def head_of(section: Section) -> tuple[str, ...]:
+    """What stands over its columns."""
+    return HEAD_BESIDE if section.rows and isinstance(section.rows[0], Entry) else HEAD
+
+
 def print_table(sections: Sequence[Section]) -> None:
-    """Print all, the columns aligned over all of it."""
-    lines = [HEAD, *(row.cells for section in sections for row in section.rows)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(HEAD))]
-    print(_aligned(HEAD, widths))
-    for section in sections:
-        print(f"\n{section.title}")
-        for row in section.rows:
-            print(_aligned(row.cells, widths))
-        if section.failure:
-            print(f"  NOT MEASURED: {section.failure}")
+    """Print all, the columns of each kind of line aligned over all of them."""
+    for head in (HEAD, HEAD_BESIDE):
+        shown = [section for section in sections if head_of(section) == head]
+        lines = [head, *(row.cells for section in shown for row in section.rows)]
+        widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
+        if shown:
+            print(_aligned(head, widths))
+        for section in shown:
+            print(f"\n{section.title}")
+            for row in section.rows:
+                print(_aligned(row.cells, widths))
+            if section.failure:
+                print(f"  NOT MEASURED: {section.failure}")
+        print(end="\n" if shown else "")
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:

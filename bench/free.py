@@ -1,0 +1,61 @@
+"""Side by side: a free lock, and back."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import beside
+from beside import Contender, Contest
+from common import Bench, execute
+from servers import other_servers
+from table import Entry, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CLIENTS = (1, 4, 16)
+EVEN = Target(">=", 1.0)
+
+SESSION = Contest(
+    "lock; unlock",
+    "pair",
+    (
+        Contender("named", "named", "postgres"),
+        Contender("native", "native", "postgres"),
+        Contender("polling", "polling", "postgres"),
+        Contender("MariaDB", "mariadb", "mariadb"),
+        Contender("Redis", "redis", "redis"),
+    ),
+    CLIENTS,
+    [beside.rate({label: EVEN for label in ("native", "polling", "MariaDB", "Redis")})],
+)
+TRANSACTION = Contest(
+    "begin; transaction lock; commit",
+    "pair",
+    (
+        Contender("named", "named_transaction", "postgres"),
+        Contender("native", "native_transaction", "postgres"),
+    ),
+    CLIENTS,
+    [beside.rate({"native": EVEN})],
+)
+
+
+def title(bench: Bench) -> str:
+    """What is measured, and how."""
+    effort = bench.effort
+    return (
+        f"Free names: each client a name of its own, over TCP, {effort.beside_rounds} rounds of all in turn, "
+        f"{effort.beside_seconds:g} s each"
+    )
+
+
+def measure(bench: Bench) -> Iterator[Entry]:
+    """Locks of sessions, then of transactions."""
+    with closing(bench.server.connect("bench free")) as conn:
+        execute(conn, beside.POLLING)
+    with other_servers(bench.server.runas, "mariadb", "redis") as others:
+        addresses = {"postgres": bench.server.conninfo, **others}
+        for contest in (SESSION, TRANSACTION):
+            yield from beside.entries(bench, contest, addresses)
