@@ -25,8 +25,9 @@ upgrade: ## Test pg_upgrade from PostgreSQL 15 to 18
 	.ci/setup 15 18
 	.ci/upgrade 15 18
 
-field: ## Test with poolers, frameworks, failover and chaos: ARGS=--long for the long form
+field: ## Test with poolers, frameworks, failover and chaos: ARGS=--long, ARGS="-k patroni"
 	.ci/setup --field $(PG)
+	$(if $(findstring -k,$(ARGS)),,.ci/test $(PG) field::)
 	.ci/with-release $(PG) field/run.py $(ARGS)
 
 run: ## Build it and try the examples

@@ -31,6 +31,8 @@ mod crash;
 #[cfg(test)]
 mod domains;
 #[cfg(test)]
+mod field;
+#[cfg(test)]
 mod fuzz;
 #[cfg(test)]
 mod hold_limit;
@@ -46,11 +48,7 @@ mod limits;
 #[cfg(test)]
 mod monitoring;
 #[cfg(test)]
-mod moving_over;
-#[cfg(test)]
 mod names;
-#[cfg(test)]
-mod poolers;
 #[cfg(test)]
 mod pools;
 #[cfg(test)]

@@ -175,7 +175,7 @@ fn the_readme_has_the_table() {
         let outcomes = Mode::ALL.map(|mode| row.outcome(mode).words()).join(" | ");
         table += &format!("| {functions} | {outcomes} |\n");
     }
-    let readme = include_str!("../../README.md");
+    let readme = include_str!("../../../README.md");
     let (_, section) = readme.split_once("\n## Behind a pooler\n").expect("the section");
     let (section, _) = section.split_once("\n## ").expect("the next section");
     assert!(section.contains(&format!("\n{table}\n")), "the README's table is to be:\n{table}\nnot:\n{section}");

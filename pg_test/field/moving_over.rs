@@ -1,8 +1,8 @@
 //! What `docs/moving-over.md` says of other ways to lock: its SQL runs, and its tables are true.
 
-use super::support::{Server, Session, unique, until};
+use crate::pg_test::support::{Server, Session, unique, until};
 
-const PAGE: &str = include_str!("../docs/moving-over.md");
+const PAGE: &str = include_str!("../../docs/moving-over.md");
 
 /// The page's blocks of SQL, with the heading that each stands under.
 fn blocks() -> Vec<(&'static str, &'static str)> {

@@ -6,8 +6,8 @@ mod at_work;
 mod killed;
 mod matrix;
 
-use super::support::holding::Waiting;
-use super::support::{Pooler, Server, Session, unique, until};
+use crate::pg_test::support::holding::Waiting;
+use crate::pg_test::support::{Pooler, Server, Session, unique, until};
 
 /// For how long a client of PgBouncer has a server connection for itself: its `pool_mode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
