@@ -19,6 +19,7 @@ CLIENTS = (1, 4, 16)
 HOLD = (2.0, 12.0)  # milliseconds, by chance: a poller may be at any point of its sleep
 OURS = Contender("lease", "lease", "postgres")
 BY_HAND_SQL = Contender("SQL by hand", "hand", "postgres")
+LAZY_BY_HAND = Contender("SQL by hand, release not waited for", "hand_lazy", "postgres")
 REDIS = Contender("Redis, appendfsync always", "redis", "redis durable")
 ETCD = Contender("etcd", "etcd", "etcd")
 ALL = (OURS, BY_HAND_SQL, REDIS, ETCD)
@@ -52,9 +53,10 @@ def contests() -> Iterator[Contest]:
         ("a refused try", "refused", {}),
     ):
         few, many = CLIENTS[:-1], CLIENTS[-1:]
-        yield Contest(case, work, ALL, few, [beside.rate(targets)])
+        contenders = (*ALL, LAZY_BY_HAND) if work == "pair" else ALL
+        yield Contest(case, work, contenders, few, [beside.rate(targets)])
         ahead = {} if work == "refused" else {REDIS.label: Target(">=", 1.0)}
-        yield Contest(case, work, ALL, many, [beside.rate({**targets, **ahead})])
+        yield Contest(case, work, contenders, many, [beside.rate({**targets, **ahead})])
     yield Contest("acquire; release, synchronous_commit off", "pair", VOLATILE, CLIENTS, [beside.rate({})])
     yield Contest("renew, synchronous_commit off", "renew", VOLATILE, CLIENTS, [beside.rate({})])
     yield Contest(

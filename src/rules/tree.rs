@@ -40,7 +40,8 @@ impl<'a> Path<'a> {
     /// The paths above it, from the root.
     pub fn ancestors(self) -> impl DoubleEndedIterator<Item = Name<'a>> {
         let bytes = self.0.bytes();
-        memchr::memchr_iter(SEPARATOR, bytes)
+        (0..bytes.len())
+            .filter(|&at| bytes[at] == SEPARATOR)
             .map(|end| Name::new(&bytes[..end]).expect("no part is empty, and none as long as the whole"))
     }
 }

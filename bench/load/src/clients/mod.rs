@@ -45,6 +45,8 @@ pub enum System {
     Lease,
     /// A table of leases, by hand.
     Hand,
+    /// The same; the release does not wait for the disk.
+    HandLazy,
     /// GET_LOCK().
     Mariadb,
     /// SET NX PX.
@@ -58,7 +60,7 @@ pub fn connect(system: System, address: &str) -> Result<Box<dyn Client>> {
     Ok(match system {
         System::Native | System::Named | System::Polling => Box::new(postgres::Lock::session(system, address)?),
         System::NativeTransaction | System::NamedTransaction => Box::new(postgres::Lock::transaction(system, address)?),
-        System::Lease | System::Hand => Box::new(postgres::Lease::new(system, address)?),
+        System::Lease | System::Hand | System::HandLazy => Box::new(postgres::Lease::new(system, address)?),
         System::Mariadb => Box::new(mysql::Lock::new(address)?),
         System::Redis => Box::new(redis::Lease::new(address)?),
         System::Etcd => Box::new(etcd::Lease::new(address)?),

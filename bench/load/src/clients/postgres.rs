@@ -122,20 +122,31 @@ WHERE held.expires_at < clock_timestamp()
 RETURNING true, token";
 const HAND_LOOK: &str =
     "SELECT token, owner, expires_at FROM hand_lease WHERE name = $1 AND expires_at >= clock_timestamp()";
-const HAND_RENEW: &str =
-    "UPDATE hand_lease SET expires_at = clock_timestamp() + $3::interval WHERE name = $1 AND token = $2";
+const HAND_RENEW: &str = "
+UPDATE hand_lease SET expires_at = clock_timestamp() + $3::interval
+WHERE name = $1 AND token = $2 AND expires_at >= clock_timestamp()";
+const HAND_RELEASE: &str = "DELETE FROM hand_lease WHERE name = $1 AND token = $2";
+/// The setting is the transaction's, and read when that commits.
+const HAND_RELEASE_LAZILY: &str = "
+WITH lazily AS (SELECT set_config('synchronous_commit', 'off', true))
+DELETE FROM hand_lease USING lazily WHERE name = $1 AND token = $2";
 
 impl Lease {
     /// Ours, or the one by hand.
     pub fn new(system: System, address: &str) -> Result<Self> {
         let mut client = postgres::Client::connect(address, NoTls)?;
-        Ok(if system == System::Hand {
+        let by_hand = match system {
+            System::Hand => Some(HAND_RELEASE),
+            System::HandLazy => Some(HAND_RELEASE_LAZILY),
+            _ => None,
+        };
+        Ok(if let Some(release) = by_hand {
             Self {
                 acquire: client.prepare(HAND_ACQUIRE)?,
                 wait: None,
                 look: Some(client.prepare(HAND_LOOK)?),
                 renew: client.prepare(HAND_RENEW)?,
-                release: client.prepare("DELETE FROM hand_lease WHERE name = $1 AND token = $2")?,
+                release: client.prepare(release)?,
                 client,
                 token: 0,
             }
