@@ -60,7 +60,8 @@ unsafe extern "C-unwind" fn on_subtransaction(
     }
 }
 
-#[pgrx::pg_guard]
+/// The server calls this three times at the end of each portal and each (sub)transaction: what is not for us ends here,
+/// before the guard for panics, of which there are none.
 unsafe extern "C-unwind" fn on_resource_release(
     phase: pg_sys::ResourceReleasePhase::Type,
     is_commit: bool,
@@ -68,8 +69,14 @@ unsafe extern "C-unwind" fn on_resource_release(
     _arg: *mut c_void,
 ) {
     if phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS {
-        session::in_callback(|session| session.on_locks_released(is_commit, is_top_level));
+        // SAFETY: our own function.
+        unsafe { on_locks_released(is_commit, is_top_level) }
     }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn on_locks_released(is_commit: bool, is_top_level: bool) {
+    session::in_callback(|session| session.on_locks_released(is_commit, is_top_level));
 }
 
 #[pgrx::pg_guard]
