@@ -916,6 +916,24 @@ fn c41_restored_over_itself() {
     }
 }
 
+/// The extension created anew, after more grants than milliseconds have gone by: the server remembers while it is up.
+#[test]
+fn c46_created_anew() {
+    let cluster = Cluster::new(&[]);
+    let mut ledger = Ledger::new();
+    let mut a = cluster.session("a");
+    for round in 0..4 {
+        ledger.all_given(tokens(&mut a, &format!("round {round}"), 3_000));
+        a.run("drop extension named_locks; create extension named_locks");
+        ledger.given(token(&mut cluster.session("b"), "b"));
+        // Not committed: the sequence of before goes on.
+        a.run("begin; drop extension named_locks; create extension named_locks");
+        ledger.given(token(&mut a, "undone"));
+        a.run("rollback");
+        ledger.given(token(&mut a, "a"));
+    }
+}
+
 /// The copy of a hot standby's database, made while the primary goes on.
 #[test]
 fn c41_a_dump_of_a_standby() {

@@ -116,7 +116,8 @@ impl Stock {
         }
     }
 
-    /// Forgets the tokens: those of an earlier timeline, behind the clock, or after somebody has moved the sequence.
+    /// Forgets the tokens, but for the floor: those of an earlier timeline or sequence, behind the clock, or after
+    /// somebody has moved the sequence.
     pub fn clear(&mut self) {
         self.end = self.floor();
         (self.next, self.following) = (self.end, 0);

@@ -391,21 +391,26 @@ impl Registry {
         }
     }
 
-    /// Works on the fencing tokens that were drawn from a sequence. Where there are more databases than places, some find
-    /// theirs gone, which only costs draws.
+    /// Works on the fencing tokens that were drawn from a sequence. Where the extension was created anew, or restored over
+    /// itself, the database has another sequence: its tokens have to be above those of the one before, as long as that is
+    /// known here. Where there are more databases than places, some find theirs gone, which only costs draws.
     pub fn with_tokens<R>(&self, database: u32, sequence: u32, work: impl FnOnce(&mut Stock) -> R) -> Option<R> {
         let mut result = None;
         // SAFETY: the directory is there as long as the server; under its lock.
         unsafe {
             with_lock(&raw const (*self.directory).tokens_lock, pg_sys::LWLockMode::LW_EXCLUSIVE, || {
                 let all = &mut (*self.directory).tokens;
-                let find = |owner| all.iter().position(|tokens| (tokens.database, tokens.sequence) == owner);
-                let known = find((database, sequence));
-                let place = known.or_else(|| find((0, 0))).unwrap_or((database ^ sequence) as usize % TOKEN_STOCKS);
+                let find = |owner| all.iter().position(|tokens| tokens.database == owner);
+                let known = find(database);
+                let place = known.or_else(|| find(0)).unwrap_or(database as usize % TOKEN_STOCKS);
+                let tokens = &mut all[place];
                 if known.is_none() {
-                    all[place] = TokensInStock { database, sequence, stock: Stock::default() };
+                    *tokens = TokensInStock { database, sequence, stock: Stock::default() };
+                } else if tokens.sequence != sequence {
+                    tokens.sequence = sequence;
+                    tokens.stock.clear();
                 }
-                result = Some(work(&mut all[place].stock));
+                result = Some(work(&mut tokens.stock));
                 Some(())
             });
         }
