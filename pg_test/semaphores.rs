@@ -1,6 +1,8 @@
 //! Semaphores: never more than N at once, in order of arrival, free as soon as their session lets go or is gone.
 
-use super::support::lease_queue::{Answered, begin_waiting, left_no_trace, median, position, start, until_queued};
+use super::support::lease_queue::{
+    Answered, begin_waiting, left_no_trace, median, position, start, start_limited, until_queued,
+};
 use super::support::{Cluster, Random, Rows, Running, Server, Session, let_pass, stop_process, unique, until};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Barrier, Mutex};
@@ -583,10 +585,11 @@ fn one_who_leaves_the_queue_leaves_no_trace() {
                 _ => ("", wait(&k, 1)),
             };
             b.run(before);
-            let leaver = start(b, &sql, &mut watch, place);
-            // On a busy machine one whose time is up may be gone before the next one is seen behind it.
+            let is_limited = matches!(leaves, Leaves::Timeout | Leaves::LockTimeout | Leaves::StatementTimeout);
+            let leaver = if is_limited { start_limited } else { start }(b, &sql, &mut watch, place);
+            // One whose time is up may be gone before the next one is seen behind it.
             let last = begin_waiting(server.session("last"), &wait(&k, 1));
-            if !matches!(leaves, Leaves::Timeout | Leaves::LockTimeout | Leaves::StatementTimeout) {
+            if !is_limited {
                 until_queued(&mut watch, last.pid, place + 1);
             }
             others.push(last);

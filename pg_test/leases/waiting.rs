@@ -2,8 +2,8 @@
 //! kinds, and the wait without a snapshot.
 
 use crate::pg_test::support::lease_queue::{
-    Answered, Way, begin_waiting, give_back, left_no_trace, median, position, start, take, take_with, try_take,
-    until_queued,
+    Answered, Way, begin_waiting, give_back, left_no_trace, median, position, start, start_limited, take, take_with,
+    try_take, until_queued,
 };
 use crate::pg_test::support::{
     Reply, Rows, Running, Server, Session, SqlError, Wire, let_pass, stop_process, unique, unique_ident, until, within,
@@ -582,7 +582,14 @@ enum Leaves {
     ClientVanishes,
 }
 
-/// A limit that is long enough to line up all waiters before it is over.
+impl Leaves {
+    /// Whether it leaves when its time is up.
+    fn by_a_limit(self) -> bool {
+        matches!(self, Leaves::TimesOut | Leaves::TimesOutInABlock | Leaves::LockTimeout | Leaves::StatementTimeout)
+    }
+}
+
+/// A limit that is mostly long enough to line up all waiters before it is over.
 const LIMIT: &str = "4s";
 
 /// A waiter that is to leave.
@@ -640,6 +647,7 @@ impl Leaver {
                 return Some(Leaver::Client { program, pid });
             }
         };
+        let start = if leaves.by_a_limit() { start_limited } else { start };
         Some(Leaver::Session(start(session, &statement, watch, place)))
     }
 
@@ -726,7 +734,12 @@ fn c54(all: &[Leaves]) {
                         }
                     } else {
                         let way = Way::ALL[number as usize % 2];
-                        staying.push(start(server.session("stays"), &way.wait(&k), &mut watch, number));
+                        let waiting = begin_waiting(server.session("stays"), &way.wait(&k));
+                        until("it is in the queue", || {
+                            let at = position(&mut watch, waiting.pid);
+                            at == number || number > place && leaves.by_a_limit() && at == number - 1
+                        });
+                        staying.push(waiting);
                     }
                 }
                 if let Some(leaver) = leaver {

@@ -21,6 +21,14 @@ pub fn begin_waiting(session: Session, statement: &str) -> Running<Answered> {
     session.spawn(move |session| (session.query(&statement), Instant::now()))
 }
 
+/// The same for a statement whose time may be up before it is seen: a busy machine may not look for a while.
+#[track_caller]
+pub fn start_limited(session: Session, statement: &str, watch: &mut Session, place: i64) -> Running<Answered> {
+    let waiting = begin_waiting(session, statement);
+    until("it waits, or its time is up", || waiting.finished() || position(watch, waiting.pid) == place);
+    waiting
+}
+
 /// The ways to wait for a lease. The first column that each gives is the token, NULL when the timeout passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
