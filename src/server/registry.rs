@@ -428,9 +428,7 @@ impl Registry {
         if !self.has_queue_waiters() {
             return;
         }
-        for number in 0..ffi::max_processes() {
-            // SAFETY: the directory is followed by so many entries.
-            let entry = unsafe { &*entries(self.directory).add(number) };
+        for (number, entry) in self.entries().enumerate() {
             if entry.queue_state.load(Ordering::Acquire) == HEAD && entry.queue() == queue {
                 latch::set(number);
             }
@@ -443,9 +441,7 @@ impl Registry {
         if !self.has_queue_waiters() {
             return waits;
         }
-        for number in 0..ffi::max_processes() {
-            // SAFETY: the directory is followed by so many entries.
-            let entry = unsafe { &*entries(self.directory).add(number) };
+        for entry in self.entries() {
             if entry.queue_state.load(Ordering::Acquire) == NOT_WAITING {
                 continue;
             }
@@ -472,11 +468,7 @@ impl Registry {
 
     /// The processes that have a slot for each lock of theirs: what they do not speak of they do not hold.
     pub fn complete_processes(&self) -> HashSet<i32> {
-        (0..ffi::max_processes())
-            .map(|number| {
-                // SAFETY: the directory is followed by so many entries.
-                unsafe { &*entries(self.directory).add(number) }
-            })
+        self.entries()
             .filter(|entry| entry.is_incomplete.load(Ordering::Acquire) == 0)
             .map(|entry| entry.pid.load(Ordering::Relaxed))
             .filter(|&pid| pid != 0)
@@ -522,9 +514,7 @@ impl Registry {
         // A process lets go of segments that others have freed when it next calls into the area.
         self.address::<Directory>(self.directory_pointer);
         let mut published = Vec::new();
-        for number in 0..ffi::max_processes() {
-            // SAFETY: the directory is followed by so many entries.
-            let entry = unsafe { &*entries(self.directory).add(number) };
+        for entry in self.entries() {
             if entry.pid.load(Ordering::Relaxed) != 0 {
                 with_lock(&raw const entry.lock, pg_sys::LWLockMode::LW_SHARED, || {
                     self.read_entry(entry, only, &mut published)
@@ -667,6 +657,12 @@ impl Registry {
             }
         }
         Some(())
+    }
+
+    /// All processes' parts, by their numbers.
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        // SAFETY: the directory is followed by so many entries.
+        (0..ffi::max_processes()).map(|number| unsafe { &*entries(self.directory).add(number) })
     }
 
     /// This process's slot at a place; makes room for it if there is none. None without memory.

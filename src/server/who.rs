@@ -125,12 +125,12 @@ impl Picture {
         };
         if table.rows.iter().any(is_unknown) {
             let complete = session::complete_processes();
-            // Some have no memory for slots. Of their locks the table knows.
+            table.rows.retain(|row| !is_unknown(row) || row.pid.is_none_or(|pid| !complete.contains(&pid)));
+        }
+        // Some have no memory for slots. Of their locks the table knows.
+        if table.rows.iter().any(is_unknown) {
             let now: HashSet<(Party, Tag)> = lock_table::read().rows.iter().map(|row| (party(row), row.tag)).collect();
-            table.rows.retain(|row| {
-                !is_unknown(row)
-                    || row.pid.is_none_or(|pid| !complete.contains(&pid)) && now.contains(&(party(row), row.tag))
-            });
+            table.rows.retain(|row| !is_unknown(row) || now.contains(&(party(row), row.tag)));
         }
         let mut waiters = HashMap::new();
         for row in table.rows.iter().filter(|row| row.waits_for.is_some()) {
