@@ -8,7 +8,7 @@ import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from server import Server, check_user, no_interrupts
 
@@ -221,10 +221,6 @@ class BenchServer(Server):
         )
         if done.returncode != 0:
             raise RuntimeError(f"pg_ctl: {done.stderr.strip()}")
-
-    def as_user(self) -> dict[str, Any]:
-        """What subprocess needs to run a program as the server's OS user."""
-        return self._as_user()
 
     def lift_limit(self) -> None:
         """New sessions may hold as many locks as there is room for."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import shutil
 import signal
@@ -16,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
-from server import ServerError, check_user, free_port, no_interrupts
+from server import ServerError, as_user, check_user, free_port, no_interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -82,16 +81,7 @@ class Process:
     def as_user(self) -> dict[str, Any]:
         """What subprocess needs to run a program as that user, from a folder that it may enter."""
         environment = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": str(self.folder)}
-        if self._runas is None:
-            return {"cwd": self.folder, "env": environment}
-        user = pwd.getpwnam(self._runas)
-        return {
-            "cwd": self.folder,
-            "env": environment,
-            "user": user.pw_uid,
-            "group": user.pw_gid,
-            "extra_groups": [],
-        }
+        return {**as_user(self._runas, self.folder), "env": environment}
 
 
 @contextmanager

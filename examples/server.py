@@ -82,7 +82,7 @@ class Server:
             shutil.chown(self.folder, self.runas)
         initdb = [str(self.bindir / "initdb"), "-D", str(self.data)]
         options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
-        done = subprocess.run(initdb + options, check=False, capture_output=True, text=True, **self._as_user())
+        done = subprocess.run(initdb + options, check=False, capture_output=True, text=True, **self.as_user())
         if done.returncode != 0:
             raise ServerError(f"initdb failed:\n{done.stderr.strip()}")
         (self.data / "pg_hba.conf").write_text(HBA)
@@ -107,7 +107,7 @@ class Server:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                **self._as_user(),
+                **self.as_user(),
             )
         return self._wait_until_up()
 
@@ -154,12 +154,9 @@ class Server:
                 time.sleep(0.02)
         return False
 
-    def _as_user(self) -> dict[str, Any]:
-        """What subprocess needs to run a program as the server's OS user, from a folder that user may enter."""
-        if self.runas is None:
-            return {"cwd": self.folder}
-        user = pwd.getpwnam(self.runas)
-        return {"cwd": self.folder, "user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    def as_user(self) -> dict[str, Any]:
+        """What subprocess needs to run a program as the server's OS user."""
+        return as_user(self.runas, self.folder)
 
 
 @contextmanager
@@ -183,6 +180,14 @@ def throwaway_server(bindir: Path, runas: str | None = None) -> Iterator[Server]
         if not server.keep:
             with no_interrupts():
                 server.stop()
+
+
+def as_user(runas: str | None, folder: Path) -> dict[str, Any]:
+    """What subprocess needs to run a program as an OS user, if one is given, from a folder that user may enter."""
+    if runas is None:
+        return {"cwd": folder}
+    user = pwd.getpwnam(runas)
+    return {"cwd": folder, "user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
 
 def check_user(runas: str | None) -> None:

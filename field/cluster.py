@@ -39,7 +39,7 @@ class Node(Server):
         source = f"host={primary.folder} port={primary.port} user=postgres application_name={STANDBY}"
         pg_basebackup = [str(self.bindir / "pg_basebackup"), "-d", source, "-D", str(self.data)]
         options = ["-R", "-X", "stream", "-c", "fast", "--no-sync"]
-        done = subprocess.run(pg_basebackup + options, check=False, capture_output=True, text=True, **self._as_user())
+        done = subprocess.run(pg_basebackup + options, check=False, capture_output=True, text=True, **self.as_user())
         if done.returncode != 0:
             raise ServerError(f"pg_basebackup failed:\n{done.stderr.strip()}")
 

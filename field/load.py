@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from history import Grant, Notes, Span, read
+from leader_failover import LOST
 from polling import PATIENCE
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from server import Server
 
-LOST = (psycopg.errors.ObjectInUse, psycopg.errors.ObjectNotInPrerequisiteState)  # 55006, 55000
 LEASES = [f"job:{number}" for number in range(8)]
 LOCK = "captain"
 

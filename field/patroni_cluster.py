@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import secrets
 import shutil
 import signal
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from polling import until
-from server import HBA, check_user, free_port, no_interrupts
+from server import HBA, as_user, check_user, free_port, no_interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,20 +47,15 @@ class Daemon:
         """Start it."""
         # What other clusters of this machine have set is not for these.
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PATRONI", "ETCD"))}
-        user: dict[str, Any] = {}
-        if self._runas:
-            account = pwd.getpwnam(self._runas)
-            user = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
-                cwd=self.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                **user,
+                **as_user(self._runas, self.folder),
             )
 
     def kill(self) -> None:

@@ -8,12 +8,12 @@ import subprocess
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 
 from polling import until
-from server import STOP_SECONDS, Server, free_port, no_interrupts
+from server import STOP_SECONDS, Server, as_user, free_port, no_interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,9 +38,8 @@ class Pooler:
     def __init__(self, server: Server, folder: Path, mode: str, size: int) -> None:
         self.port = free_port()
         self._folder = folder
-        self._user: dict[str, Any] = {}
+        self._runas = server.runas
         if server.runas:
-            self._user = {"user": server.runas, "group": server.runas, "extra_groups": []}
             shutil.chown(folder, server.runas)
         (folder / "ini").write_text(INI.format(server=server, port=self.port, mode=mode, size=size))
         (folder / "ini").chmod(0o644)
@@ -61,9 +60,8 @@ class Pooler:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=self._folder,
                 start_new_session=True,
-                **self._user,
+                **as_user(self._runas, self._folder),
             )
         until("the pooler answers", self._answers)
 
