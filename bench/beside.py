@@ -61,6 +61,7 @@ class Contest(NamedTuple):
     clients: Sequence[int]
     figures: Sequence[Figure]
     hold: tuple[float, float] = (0.0, 0.0)  # of the hot name, milliseconds: from, to
+    stretch: int = 1  # slices are so many times as long
 
 
 def rate(targets: Mapping[str, Target]) -> Figure:
@@ -120,7 +121,7 @@ def in_rounds(
                     "address": addresses[contender.where],
                     "work": contest.work,
                     "clients": clients,
-                    "seconds": effort.beside_seconds,
+                    "seconds": effort.beside_seconds * contest.stretch,
                     "warm_up": effort.beside_warm_up,
                     "hold": contest.hold,
                 }

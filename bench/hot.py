@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import beside
 from beside import Contest, Figure, spread_of
 from common import Bench, execute
-from free import SESSION
+from free import SYSTEMS
 from servers import other_servers
 from table import INDEX, Entry, Target
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 WORK = 1.0  # milliseconds that a client holds the lock for, in the second contest
 FASTER, SOONER = Target(">=", 1.0), Target("<=", 1.0)
-OTHERS = [contender.label for contender in SESSION.contenders[1:]]
+OTHERS = [contender.label for contender in SYSTEMS[1:]]
 
 FIGURES = (
     beside.rate({label: FASTER for label in OTHERS}),
@@ -45,7 +45,7 @@ def measure(bench: Bench) -> Iterator[Entry]:
     with other_servers(bench.server.runas, "mariadb", "redis") as others:
         addresses = {"postgres": bench.server.conninfo, **others}
         clients = bench.effort.hot_clients
-        yield from beside.entries(bench, Contest("no work", "hot", SESSION.contenders, clients, FIGURES), addresses)
+        yield from beside.entries(bench, Contest("no work", "hot", SYSTEMS, clients, FIGURES), addresses)
         # Where nobody works, who polls is left alone by the others' sleep, and hands the lock to itself.
-        working = Contest(f"{WORK:g} ms of work", "hot", SESSION.contenders, clients, FIGURES, (WORK, WORK))
+        working = Contest(f"{WORK:g} ms of work", "hot", SYSTEMS, clients, FIGURES, (WORK, WORK))
         yield from beside.entries(bench, working, addresses)

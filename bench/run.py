@@ -38,6 +38,7 @@ import results
 import scale
 import sets
 import wire
+from awake import awake
 from common import FULL, SHORT, Bench, BenchServer, Effort, bench_server
 from server import ServerError
 from table import Entry, Row, Section, print_table
@@ -87,7 +88,8 @@ def measure_all(server: BenchServer, effort: Effort, parts: list[ModuleType], fo
         generator.program()  # before anything is measured
     begin = time.monotonic()
     print(head(server))
-    sections = [measure(part, Bench(server, effort)) for part in parts]
+    with awake():
+        sections = [measure(part, Bench(server, effort)) for part in parts]
     print("Figures are medians, with the least and the most in brackets; ratios are taken round by round.\n")
     print_table(sections)
     if folder:

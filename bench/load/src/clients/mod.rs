@@ -37,16 +37,22 @@ pub enum System {
     Named,
     /// pg_try_advisory_lock() in a loop with a sleep.
     Polling,
+    /// Two statements that do nothing: what their round trips cost.
+    RoundTrips,
     /// Native, held by a transaction.
     NativeTransaction,
     /// named_xact_lock().
     NamedTransaction,
+    /// A transaction that does nothing.
+    RoundTripsTransaction,
     /// lease_acquire().
     Lease,
     /// A table of leases, by hand.
     Hand,
     /// The same; the release does not wait for the disk.
     HandLazy,
+    /// Statements that do nothing; all but the one that releases commit a record of a few bytes.
+    RoundTripsDurable,
     /// GET_LOCK().
     Mariadb,
     /// SET NX PX.
@@ -58,9 +64,14 @@ pub enum System {
 /// A connection to such a system, its statements prepared.
 pub fn connect(system: System, address: &str) -> Result<Box<dyn Client>> {
     Ok(match system {
-        System::Native | System::Named | System::Polling => Box::new(postgres::Lock::session(system, address)?),
-        System::NativeTransaction | System::NamedTransaction => Box::new(postgres::Lock::transaction(system, address)?),
+        System::Native | System::Named | System::Polling | System::RoundTrips => {
+            Box::new(postgres::Lock::session(system, address)?)
+        }
+        System::NativeTransaction | System::NamedTransaction | System::RoundTripsTransaction => {
+            Box::new(postgres::Lock::transaction(system, address)?)
+        }
         System::Lease | System::Hand | System::HandLazy => Box::new(postgres::Lease::new(system, address)?),
+        System::RoundTripsDurable => Box::new(postgres::Commit::new(address)?),
         System::Mariadb => Box::new(mysql::Lock::new(address)?),
         System::Redis => Box::new(redis::Lease::new(address)?),
         System::Etcd => Box::new(etcd::Lease::new(address)?),

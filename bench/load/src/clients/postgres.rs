@@ -48,6 +48,7 @@ impl Lock {
     pub fn session(system: System, address: &str) -> Result<Self> {
         let native_unlock = "SELECT pg_advisory_unlock(hashtextextended($1, 0))";
         let (lock, unlock) = match system {
+            System::RoundTrips => ("SELECT $1::text", "SELECT $1::text"),
             System::Named => ("SELECT named_lock($1, $2)", "SELECT named_unlock($1)"),
             System::Polling => ("SELECT polling_lock($1, $2)", native_unlock),
             _ => ("SELECT pg_advisory_lock(hashtextextended($1, 0))", native_unlock),
@@ -60,6 +61,7 @@ impl Lock {
     pub fn transaction(system: System, address: &str) -> Result<Self> {
         let lock = match system {
             System::NamedTransaction => "SELECT named_xact_lock($1, $2)",
+            System::RoundTripsTransaction => "SELECT $1::text",
             _ => "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))",
         };
         let mut client = postgres::Client::connect(address, NoTls)?;
@@ -97,6 +99,40 @@ fn is_yes(row: &Row) -> bool {
         Type::BOOL => row.get(0),
         Type::INT4 => row.get::<_, i32>(0) == 0,
         _ => true,
+    }
+}
+
+/// What a durable statement costs at the least, and one that writes nothing.
+pub struct Commit {
+    client: postgres::Client,
+    commit: Statement,
+    nothing: Statement,
+}
+
+impl Commit {
+    /// A connection.
+    pub fn new(address: &str) -> Result<Self> {
+        let mut client = postgres::Client::connect(address, NoTls)?;
+        let commit = client.prepare("SELECT pg_logical_emit_message(true, 'bench', $1::text)")?;
+        Ok(Self { commit, nothing: client.prepare("SELECT $1::text")?, client })
+    }
+}
+
+impl Client for Commit {
+    fn acquire(&mut self, name: &str) -> Result<()> {
+        self.renew(name)
+    }
+
+    fn try_acquire(&mut self, name: &str) -> Result<bool> {
+        self.release(name).map(|()| false)
+    }
+
+    fn renew(&mut self, name: &str) -> Result<()> {
+        self.client.query_one(&self.commit, &[&name]).map(drop).map_err(Into::into)
+    }
+
+    fn release(&mut self, name: &str) -> Result<()> {
+        self.client.query_one(&self.nothing, &[&name]).map(drop).map_err(Into::into)
     }
 }
 
