@@ -224,7 +224,7 @@ class BenchServer(Server):
 
     def lift_limit(self) -> None:
         """New sessions may hold as many locks as there is room for."""
-        with self._superuser("demo") as conn:
+        with self.superuser() as conn:
             conn.execute("ALTER ROLE demo SET named_locks.max_locks_per_session = 1000000")
 
 
