@@ -12,7 +12,7 @@ ARGS ?=
 PG_CONFIG ?= pg_config
 
 .DEFAULT_GOAL := help
-.PHONY: help test upgrade field run bench install lint clean distclean
+.PHONY: help test upgrade field run bench install lint format audit clean distclean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -42,9 +42,17 @@ install: ## Install into the server of PG_CONFIG=/path/to/pg_config
 	.ci/setup --tools
 	.ci/install $(PG_CONFIG)
 
-lint: ## Check format, clippy, shell and Python
+lint: ## Check form, style and spelling, and the crates that we build with
 	.ci/setup $(PG)
 	.ci/lint $(PG)
+
+format: ## Format Rust, SQL and Python
+	.ci/setup $(PG)
+	.ci/format
+
+audit: ## Look for known faults in the crates that we build with (needs the internet)
+	.ci/setup $(PG)
+	.ci/audit
 
 clean: ## Remove what was built here
 	rm -rf target

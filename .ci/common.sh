@@ -52,6 +52,15 @@ cargo_toml() {
     sed -n "s/^$1 *= *\"=\\{0,1\\}\\([^\"]*\\)\".*/\\1/p" "$checkout/Cargo.toml"
 }
 
+# Calls its arguments with each package that has a Cargo.lock of its own; fails when one has failed.
+each_package() {
+    local manifest outcome=0
+    for manifest in Cargo.toml bench/load/Cargo.toml examples/clients/rust/Cargo.toml; do
+        "$@" --manifest-path "$checkout/$manifest" || outcome=1
+    done
+    return "$outcome"
+}
+
 pg_bin() {
     printf '%s\n' "$cache/pg$1/bin"
 }

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import statistics
 import subprocess
-import tempfile
 import time
-from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from server import Server, check_user, no_interrupts
+from server import Server, throwaway_server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
     import psycopg
 
@@ -224,28 +224,10 @@ class BenchServer(Server):
 
     def lift_limit(self) -> None:
         """New sessions may hold as many locks as there is room for."""
-        with self._superuser("demo") as conn:
+        with self.superuser() as conn:
             conn.execute("ALTER ROLE demo SET named_locks.max_locks_per_session = 1000000")
 
 
-@contextmanager
-def scratch_server(bindir: Path, runas: str | None, locks: int = ROOM) -> Iterator[BenchServer]:
-    """Make such a server, which the block starts."""
-    check_user(runas)
-    # Not $TMPDIR: a socket's path may have 107 bytes only, and `runas` has to get there.
-    server = BenchServer(bindir, Path(tempfile.mkdtemp(prefix="named_locks-", dir="/tmp")), runas, locks)
-    try:
-        server.create()
-        yield server
-    finally:
-        with no_interrupts():
-            server.stop()
-
-
-@contextmanager
-def bench_server(bindir: Path, runas: str | None, locks: int = ROOM) -> Iterator[BenchServer]:
-    """Run such a server for the block."""
-    with scratch_server(bindir, runas, locks) as server:
-        server.start()
-        server.prepare()
-        yield server
+def bench_server(bindir: Path, runas: str | None, locks: int = ROOM) -> AbstractContextManager[BenchServer]:
+    """Run such a server for a block."""
+    return throwaway_server(bindir, runas, partial(BenchServer, locks=locks))

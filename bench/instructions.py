@@ -8,7 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import inside
-from common import NAMED, NATIVE, Bench, BenchServer, Pairs, Side, scratch_server
+from common import NAMED, NATIVE, Bench, BenchServer, Pairs, Side, bench_server
 from table import Row, Target, compared, stated
 
 if TYPE_CHECKING:
@@ -56,9 +56,7 @@ def measure(bench: Bench) -> Iterator[Row]:
     for program in ("valgrind", "callgrind_annotate"):
         if shutil.which(program) is None:
             raise RuntimeError(f"there is no {program}: .ci/setup --bench installs it")
-    with scratch_server(bench.server.bindir, bench.server.runas) as server:
-        server.start()
-        server.prepare()
+    with bench_server(bench.server.bindir, bench.server.runas) as server:
         server.shut_down()
         for side in (NATIVE, NAMED):
             counted(server, side, DISSECTED, 1)  # what is read and made once

@@ -13,12 +13,12 @@ import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # Over the loopback address only the ordinary role comes in. The superuser needs the socket, whose folder is closed
 # to other users of the machine.
@@ -29,6 +29,9 @@ host   demo  demo  127.0.0.1/32  trust
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
+
+
+S = TypeVar("S", bound="Server")
 
 
 class ServerError(Exception):
@@ -160,14 +163,18 @@ class Server:
 
 
 @contextmanager
-def throwaway_server(bindir: Path, runas: str | None = None) -> Iterator[Server]:
-    """Run a server for the block, as the OS user `runas` if one is given.
+def throwaway_server(
+    bindir: Path,
+    runas: str | None = None,
+    make: Callable[[Path, Path, str | None], S] = Server,
+) -> Iterator[S]:
+    """Run a server for the block, as the OS user `runas` if one is given; `make` gives one of a more special kind.
 
     It is gone afterwards, also after an error or a Ctrl-C, unless the block has set `keep` and ended well.
     """
     check_user(runas)
     # Not $TMPDIR: a socket's path may have 107 bytes only, and `runas` has to get there.
-    server = Server(bindir, Path(tempfile.mkdtemp(prefix="named_locks-", dir="/tmp")), runas)
+    server = make(bindir, Path(tempfile.mkdtemp(prefix="named_locks-", dir="/tmp")), runas)
     try:
         server.create()
         server.start()

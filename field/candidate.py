@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psycopg
 
-from history import Notes
 from leader_failover import Term, lead
 from load import write
+from notes import Notes
 
 LEASE = "leader"
 TTL = timedelta(seconds=5)

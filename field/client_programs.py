@@ -6,17 +6,17 @@ import json
 import os
 import queue
 import shutil
-import signal
 import subprocess
 import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
+from polling import PATIENCE
+from programs import Process
+
 if TYPE_CHECKING:
     from server import Server
-
-PATIENCE = 30.0  # seconds for anything that should happen at once, on a busy machine
 
 CLIENTS = Path(__file__).resolve().parent.parent / "examples" / "clients"
 JDBC = Path("/usr/share/java/postgresql.jar")
@@ -30,7 +30,7 @@ class Built(NamedTuple):
     environment: dict[str, str]
     jdbc: bool = False
 
-    def start(self, server: Server, name: str, *arguments: object) -> Program:
+    def start(self, server: Server, name: str, *arguments: object) -> ClientProcess:
         """A process of it, known to the server by `name`."""
         address = f"127.0.0.1:{server.port}/demo"
         url = (
@@ -38,23 +38,15 @@ class Built(NamedTuple):
             if self.jdbc
             else f"postgresql://demo@{address}?application_name={name}&sslmode=disable"
         )
-        environment = {**os.environ, **self.environment, "DATABASE_URL": url}
-        return Program([*self.command, *map(str, arguments)], environment)
+        return ClientProcess([*self.command, *map(str, arguments)], {**self.environment, "DATABASE_URL": url})
 
 
-class Program:
+class ClientProcess(Process):
     """A process that answers in lines of JSON and ends with its input."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
+        pipe = subprocess.PIPE
+        super().__init__(command, environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         self._answers: queue.Queue[str] = queue.Queue()
         self._errors: list[str] = []
         self._readers = [
@@ -90,17 +82,11 @@ class Program:
         """End its input; the exit code."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        return self._process.wait(PATIENCE)
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """SIGSTOP, SIGCONT, SIGKILL."""
-        self._process.send_signal(number)
+        return self.result()
 
     def close(self) -> None:
-        """Be rid of it, whatever state it is in."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        """End it, whatever state it is in, and read no more from it."""
+        super().close()
         for reader in self._readers:
             reader.join()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import tempfile
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psycopg
 
 from polling import until
-from server import Server, ServerError, no_interrupts
+from server import Server, ServerError, throwaway_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 STANDBY = "standby"
 
@@ -30,18 +30,6 @@ class Node(Server):
             hba.write("local  replication  all  trust\n")
         # The operating system does not crash here: what was written is there after any crash of a server.
         self.configure("fsync = off")
-
-    def copy(self, primary: Server) -> None:
-        """Make the data directory as that of a standby."""
-        self.folder.chmod(0o700)
-        if self.runas:
-            shutil.chown(self.folder, self.runas)
-        source = f"host={primary.folder} port={primary.port} user=postgres application_name={STANDBY}"
-        pg_basebackup = [str(self.bindir / "pg_basebackup"), "-d", source, "-D", str(self.data)]
-        options = ["-R", "-X", "stream", "-c", "fast", "--no-sync"]
-        done = subprocess.run(pg_basebackup + options, check=False, capture_output=True, text=True, **self.as_user())
-        if done.returncode != 0:
-            raise ServerError(f"pg_basebackup failed:\n{done.stderr.strip()}")
 
     def configure(self, line: str) -> None:
         """Add a line of configuration, for the next start."""
@@ -58,6 +46,29 @@ class Node(Server):
         """Make the standby a primary."""
         with self.superuser() as conn:
             assert conn.execute("SELECT pg_promote()").fetchone() == (True,)
+
+
+class Standby(Node):
+    """One that begins as a copy of another and follows it."""
+
+    def __init__(self, primary: Server, bindir: Path, folder: Path, runas: str | None = None) -> None:
+        super().__init__(bindir, folder, runas)
+        self._primary = primary
+
+    def create(self) -> None:
+        """Make the data directory."""
+        self.folder.chmod(0o700)
+        if self.runas:
+            shutil.chown(self.folder, self.runas)
+        source = f"host={self._primary.folder} port={self._primary.port} user=postgres application_name={STANDBY}"
+        pg_basebackup = [str(self.bindir / "pg_basebackup"), "-d", source, "-D", str(self.data)]
+        options = ["-R", "-X", "stream", "-c", "fast", "--no-sync"]
+        done = subprocess.run(pg_basebackup + options, check=False, capture_output=True, text=True, **self.as_user())
+        if done.returncode != 0:
+            raise ServerError(f"pg_basebackup failed:\n{done.stderr.strip()}")
+
+    def prepare(self) -> None:
+        """All is there, from the primary."""
 
 
 class Pair:
@@ -102,19 +113,6 @@ class Pair:
 def streaming_pair(bindir: Path, runas: str | None) -> Iterator[Pair]:
     """Run a primary and a standby for the block, with the extension in their database `demo`."""
     with ExitStack() as stack:
-        primary, standby = (
-            Node(bindir, Path(tempfile.mkdtemp(prefix="named_locks-", dir="/tmp")), runas) for _ in range(2)
-        )
-        for node in (primary, standby):
-            stack.callback(_stop, node)
-        primary.create()
-        primary.start()
-        primary.prepare()
-        standby.copy(primary)
-        standby.start()
+        primary = stack.enter_context(throwaway_server(bindir, runas, Node))
+        standby = stack.enter_context(throwaway_server(bindir, runas, partial(Standby, primary)))
         yield Pair(primary, standby)
-
-
-def _stop(node: Node) -> None:
-    with no_interrupts():
-        node.stop()

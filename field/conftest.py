@@ -10,9 +10,12 @@ import pytest
 
 from programs import Programs, programs_in
 from server import Server, throwaway_server
+from views import held, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import psycopg
 
 # What tests have measured, by test.
 _figures = pytest.StashKey[dict[str, list[str]]]()
@@ -64,6 +67,16 @@ def server(bindir: Path, runas: str | None) -> Iterator[Server]:
     """A server for the tests of a file, with the extension in its database `demo`."""
     with throwaway_server(bindir, runas) as server:
         yield server
+
+
+@pytest.fixture
+def other(server: Server) -> Iterator[psycopg.Connection]:
+    """The session of somebody else, and nothing is held or waited for when a test has ended."""
+    with server.connect("other") as other:
+        yield other
+        other.execute("SELECT named_unlock_all()")
+        assert held(other) == []
+        assert waiting(other) == 0
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from history import Grant, Notes, Span, read
 from leader_failover import LOST
+from notes import Grant, Notes, Span, read
 from polling import PATIENCE
 
 if TYPE_CHECKING:

@@ -7,37 +7,23 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polling import PATIENCE
 from server import no_interrupts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 
-class Program:
-    """A Python program with a process group of its own; what it prints goes to a file."""
+class Process:
+    """A process with a process group of its own."""
 
-    def __init__(self, name: str, arguments: list[str], folder: Path, env: Mapping[str, str]) -> None:
-        self.name = name
-        self._log = folder / f"{name}.log"
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=folder,
-                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PGAPPNAME": name, **env},
-                start_new_session=True,
-            )
-
-    @property
-    def output(self) -> str:
-        """All that it has printed."""
-        return self._log.read_text(errors="replace")
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], **options: Any) -> None:
+        self._process: subprocess.Popen[Any] = subprocess.Popen(
+            command, env={**os.environ, **env}, start_new_session=True, **options
+        )
 
     @property
     def ended(self) -> bool:
@@ -59,6 +45,28 @@ class Program:
         self._process.wait()
 
 
+class Program(Process):
+    """A Python program; what it prints goes to a file."""
+
+    def __init__(self, name: str, arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+        self.name = name
+        self._log = folder / f"{name}.log"
+        with self._log.open("ab") as log:
+            super().__init__(
+                [sys.executable, *arguments],
+                {"PYTHONDONTWRITEBYTECODE": "1", "PGAPPNAME": name, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+            )
+
+    @property
+    def output(self) -> str:
+        """All that it has printed."""
+        return self._log.read_text(errors="replace")
+
+
 class Programs:
     """Programs that are gone when the test has ended."""
 
@@ -68,7 +76,7 @@ class Programs:
 
     def start(self, name: str, *arguments: str, **env: str) -> Program:
         """Start Python with these arguments; `name` is its application_name too."""
-        program = Program(name, list(arguments), self._folder, env)
+        program = Program(name, arguments, self._folder, env)
         self._all.append(program)
         return program
 

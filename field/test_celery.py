@@ -10,6 +10,7 @@ import pytest
 
 from polling import until
 from stage import count, held_up
+from views import lease_owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,8 +62,7 @@ def start_beats(celery: Callable[..., Program], number: int) -> dict[str, Progra
 
 
 def leader(conn: psycopg.Connection) -> str | None:
-    row = conn.execute("SELECT owner FROM lease_holder(%s)", [LEASE]).fetchone()
-    return row[0] if row else None
+    return lease_owner(conn, LEASE)
 
 
 def waits(conn: psycopg.Connection, name: str) -> bool:

@@ -24,7 +24,7 @@ from chaos.session import Route
 from chaos.trouble import PER_MINUTE, ChaosServer, Troublemaker
 from polling import PATIENCE, until
 from pooler import Pooler
-from server import check_user, no_interrupts
+from server import throwaway_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -57,12 +57,7 @@ def seed() -> str:
 @pytest.fixture(scope="module")
 def chaos_server(bindir: Path, runas: str | None) -> Iterator[ChaosServer]:
     """A server that may be treated badly."""
-    check_user(runas)
-    server = ChaosServer(bindir, Path(tempfile.mkdtemp(prefix="named_locks-", dir="/tmp")), runas)
-    try:
-        server.create()
-        server.start()
-        server.prepare()
+    with throwaway_server(bindir, runas, ChaosServer) as server:
         with server.superuser() as conn:
             # Whoever waits and has lost its client leaves the queue.
             conn.execute("ALTER SYSTEM SET client_connection_check_interval = '200 ms'")
@@ -70,9 +65,6 @@ def chaos_server(bindir: Path, runas: str | None) -> Iterator[ChaosServer]:
         with server.connect("tables") as conn:
             conn.execute(TABLES)
         yield server
-    finally:
-        with no_interrupts():
-            server.stop()
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
 
-from client_programs import BUILD, PATIENCE, Built, Program
-from polling import until
+from client_programs import BUILD, Built, ClientProcess
+from polling import PATIENCE, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from server import Server
 
-    Start = Callable[..., Program]
+    Start = Callable[..., ClientProcess]
 
 DONE, NOT_TO_BE_HAD, LOST, CANCELLED = 0, 3, 4, 5
 
@@ -45,9 +45,9 @@ def conn(server: Server) -> Iterator[psycopg.Connection]:
 @pytest.fixture
 def start(server: Server, built: Built, conn: psycopg.Connection) -> Iterator[Start]:
     """Starts processes, named a, b, ... to the server, which are gone after the test."""
-    programs: list[Program] = []
+    programs: list[ClientProcess] = []
 
-    def start(*arguments: object) -> Program:
+    def start(*arguments: object) -> ClientProcess:
         program = built.start(server, chr(ord("a") + len(programs)), *arguments)
         programs.append(program)
         return program
@@ -110,7 +110,7 @@ def test_a_cancelled_waiter_leaves_nothing(start: Start, conn: psycopg.Connectio
 def test_a_killed_holder_holds_nothing(start: Start, conn: psycopg.Connection) -> None:
     holder = start("hold", "x")
     assert holder.answer() == {"event": "held"}
-    holder.send_signal(signal.SIGKILL)
+    holder.send(signal.SIGKILL)
     assert value(conn, f"SELECT named_lock('x', '{PATIENCE} s')") is True
     conn.execute("SELECT named_unlock('x')")
 
@@ -170,11 +170,11 @@ def test_a_paused_holder_writes_nothing(start: Start, conn: psycopg.Connection) 
     token = int(holder.answer()["token"])
     holder.tell()
     assert holder.answer() == {"event": "written"}
-    holder.send_signal(signal.SIGSTOP)
+    holder.send(signal.SIGSTOP)
     successor = value(conn, f"SELECT token FROM lease_acquire('x', '60 s', timeout => '{PATIENCE} s')")
     assert successor > token
     holder.tell()
-    holder.send_signal(signal.SIGCONT)
+    holder.send(signal.SIGCONT)
     answer = holder.answer()
     assert answer["event"] == "lost"
     # The renewal or the guard, or its own clock before these.

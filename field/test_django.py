@@ -15,6 +15,7 @@ from django.db import OperationalError, connection, transaction
 
 from polling import PATIENCE, until
 from stage import held_up
+from views import held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,19 +63,6 @@ def account(site: Any) -> Iterator[Any]:
     yield account
     site.models.Account.objects.all().delete()
     connection.close()
-
-
-@pytest.fixture
-def other(server: Server) -> Iterator[psycopg.Connection]:
-    """Somebody else, and nothing is held when a test has ended."""
-    with server.connect("other") as other:
-        yield other
-        other.execute("SELECT named_unlock_all()")
-        assert held(other) == []
-
-
-def held(conn: psycopg.Connection) -> list[tuple[str, str]]:
-    return conn.execute("SELECT kind, name FROM lock_holders ORDER BY 1, 2").fetchall()
 
 
 def test_the_lock_ends_with_the_transaction(site: Any, account: Any, other: psycopg.Connection) -> None:

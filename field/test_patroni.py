@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 import candidate
-from history import Note, Span, overlaps, read
 from load import TABLES, accepted
+from notes import Note, Span, overlaps, read
 from patroni_cluster import Cluster, patroni_cluster
 from polling import until
 

@@ -19,6 +19,7 @@ import psycopg_locks
 import psycopg_locks_async
 from polling import PATIENCE, until
 from pooler import pooler
+from views import held, lease_owner, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,30 +34,6 @@ TTL = timedelta(seconds=2)
 def conn(server: Server) -> Iterator[psycopg.Connection]:
     with server.connect("worker") as conn:
         yield conn
-
-
-@pytest.fixture
-def other(server: Server) -> Iterator[psycopg.Connection]:
-    """Somebody else, and nothing is held or waited for when a test has ended."""
-    with server.connect("other") as other:
-        yield other
-        other.execute("SELECT named_unlock_all()")
-        assert held(other) == []
-        assert waiting(other) == 0
-
-
-def held(conn: psycopg.Connection) -> list[tuple[str, str]]:
-    return conn.execute("SELECT kind, name FROM lock_holders ORDER BY 1, 2").fetchall()
-
-
-def waiting(conn: psycopg.Connection) -> int:
-    [(waiters,)] = conn.execute("SELECT count(*) FROM lock_waiters")
-    return int(waiters)
-
-
-def lease_holder(conn: psycopg.Connection, name: str) -> str | None:
-    row = conn.execute("SELECT owner FROM lease_holder(%s)", [name]).fetchone()
-    return row[0] if row else None
 
 
 @contextmanager
@@ -176,7 +153,7 @@ def test_a_cancelled_waiter_leaves_nothing(
             # The loop stands still meanwhile: the grant has come when the task is cancelled, and it has not seen it.
             if holder == "lease":
                 other.execute("SELECT lease_release('report', %s)", [token])
-                until("the lease is granted", lambda: lease_holder(other, "report") == "demo")
+                until("the lease is granted", lambda: lease_owner(other, "report") == "demo")
             else:
                 other.execute("SELECT named_unlock('report')")
                 until("the lock is granted", lambda: waiting(other) == 0 and held(other))
@@ -222,7 +199,7 @@ def test_a_lease_is_renewed_while_the_work_takes_longer(
             conn.execute("INSERT INTO target VALUES (%s)", [lease.token])
         lease.check()
         assert not other.execute("SELECT acquired FROM lease_acquire('import', '1 s')").fetchone()[0]
-    assert lease_holder(other, "import") is None
+    assert lease_owner(other, "import") is None
 
 
 def test_a_lost_lease_stops_the_work(server: Server, conn: psycopg.Connection, other: psycopg.Connection) -> None:
@@ -249,7 +226,7 @@ def test_a_statement_cancelled_for_another_reason_is_not_a_lost_lease(
     with pytest.raises(psycopg.errors.QueryCanceled), holding:
         conn.execute("SET statement_timeout = '10 ms'")
         conn.execute("SELECT pg_sleep(%s)", [PATIENCE])
-    assert lease_holder(other, "import") is None
+    assert lease_owner(other, "import") is None
 
 
 def test_a_lease_whose_renewal_hangs_is_lost_when_its_time_is_over(server: Server, other: psycopg.Connection) -> None:
@@ -259,7 +236,7 @@ def test_a_lease_whose_renewal_hangs_is_lost_when_its_time_is_over(server: Serve
             assert lost.wait(PATIENCE)
         with pytest.raises(psycopg_lease.LeaseLost):
             lease.check()
-    until("it has ended", lambda: lease_holder(other, "import") is None)
+    until("it has ended", lambda: lease_owner(other, "import") is None)
 
 
 def test_async_work_under_a_lease(server: Server, other: psycopg.Connection) -> None:
@@ -273,10 +250,10 @@ def test_async_work_under_a_lease(server: Server, other: psycopg.Connection) -> 
         raise ZeroDivisionError
 
     assert asyncio.run(psycopg_lease_async.run_with_lease(server.conninfo, "import", TTL, work)) > 0
-    assert lease_holder(other, "import") is None
+    assert lease_owner(other, "import") is None
     with pytest.raises(ZeroDivisionError):
         asyncio.run(psycopg_lease_async.run_with_lease(server.conninfo, "import", TTL, failing))
-    assert lease_holder(other, "import") is None
+    assert lease_owner(other, "import") is None
 
 
 @pytest.mark.parametrize("how", ["broken", "renewal hangs"])
@@ -297,7 +274,7 @@ def test_async_work_is_cancelled_when_its_lease_is_lost(server: Server, other: p
     with pytest.raises(psycopg_lease_async.LeaseLost):
         asyncio.run(psycopg_lease_async.run_with_lease(server.conninfo, "import", TTL, work))
     assert cancelled == [how]
-    until("it has ended", lambda: lease_holder(other, "import") is None)
+    until("it has ended", lambda: lease_owner(other, "import") is None)
 
 
 # Behind a transaction pooler ------------------------------------------------------------------------------------------

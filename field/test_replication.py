@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from cluster import Pair, streaming_pair
-from history import not_rising, overlaps
 from load import LEASES, LOCK, TABLES, Load, accepted, stand_in_line, work, write
+from notes import not_rising, overlaps
 from polling import until
 
 if TYPE_CHECKING:

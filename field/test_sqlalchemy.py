@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 import sqlalchemy_locks
 from polling import until
 from stage import held_up
+from views import held, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +45,7 @@ def conn(server: Server) -> Iterator[psycopg.Connection]:
     """Somebody who looks on, and an empty schema."""
     with server.connect("field") as conn:
         yield conn
-        until("nothing is held", lambda: not conn.execute("SELECT name FROM lock_holders").fetchall())
+        until("nothing is held", lambda: not held(conn))
         conn.execute("DROP TABLE IF EXISTS orders, alembic_version")
 
 
@@ -62,11 +63,6 @@ def start(programs: Programs, server: Server, name: str, revision: str = "head",
 def steps(program: Program) -> list[str]:
     """The migrations that it has begun."""
     return re.findall(r"Running upgrade (\S* -> \S+),", program.output)
-
-
-def waiting(conn: psycopg.Connection) -> int:
-    [(waiters,)] = conn.execute("SELECT count(*) FROM lock_waiters")
-    return int(waiters)
 
 
 def assert_migrated_once(conn: psycopg.Connection) -> None:

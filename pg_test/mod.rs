@@ -1,22 +1,12 @@
 //! Every test that needs a server.
 //!
-//! # Levels
-//! 1. **Rules** (names, keys, modes, …) are pure Rust. Their unit and property tests stand beside them in `src/` and need
-//!    no server.
-//! 2. **In-server** tests are `#[pg_test]` functions inside a `#[pg_schema] mod tests`. The body is compiled into the
-//!    library and runs in one backend; the test is rolled back. For what only code inside a backend can see.
-//! 3. **Several sessions**: plain `#[test]` functions, real clients on the server that pgrx starts once for all tests
-//!    ([`support::Server::shared`]). What they do is committed and they run side by side, so each uses names of its own
-//!    ([`support::unique`]). Most tests are of this level.
-//! 4. **Own server** ([`support::Cluster`]): for a crash, a restart, a standby, a full lock table, other settings.
-//! 5. **Isolation specs**, run by PostgreSQL's own isolation tester.
+//! The levels of tests, how each is run and when to add one: CONTRIBUTING.md. What they are made of: [`support`].
 //!
-//! `cargo pgrx test pg15` runs them all; as root with `--runas postgres --pgdata DIR`, DIR reachable by that user.
-//! What needs a second, older server besides is left out: `make upgrade` runs it.
+//! In-server tests are `#[pg_test]` functions inside a `#[pg_schema] mod tests`: their body is compiled into the library
+//! and runs in one backend, and is rolled back. All others are clients: what they do is committed, and they run side by
+//! side on one server ([`support::Server::shared`]), so each uses names of its own ([`support::unique`]).
 //!
 //! A test named `c12_…` is a case from the field of that number, or a neighbour of it.
-//!
-//! A test never sleeps to be sure that another session waits: it polls until that one is seen waiting.
 //!
 //! This module is compiled twice: with `cfg(test)` for the test program, and with the feature `pg_test` alone for the
 //! library that the test server loads. There the clients are missing, so all that names them is under `cfg(test)`.

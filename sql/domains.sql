@@ -44,8 +44,12 @@ COMMENT ON FUNCTION lock_domain_drop(text) IS
     'drops the rules for a domain, which is open to all then; false if there were none; for the extension''s owner';
 
 CREATE VIEW lock_domains AS
-SELECT d.domain, d.role, d.max_wait, d.max_hold
-  FROM @extschema@.lock_domain AS d;
+SELECT
+    d.domain,
+    d.role,
+    d.max_wait,
+    d.max_hold
+FROM @extschema@.lock_domain AS d;
 COMMENT ON VIEW lock_domains IS 'the rules for domains of names; a domain that is not listed is open to all';
 COMMENT ON COLUMN lock_domains.domain IS 'what stands before the first colon of a name; empty for names without one';
 COMMENT ON COLUMN lock_domains.role IS 'only its members may lock names in the domain; NULL: anyone';

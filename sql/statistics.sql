@@ -20,19 +20,20 @@ LANGUAGE c AS 'MODULE_PATHNAME', 'lock_stats_wrapper';
 COMMENT ON FUNCTION lock_stats() IS 'the rows of the view lock_stats';
 
 CREATE VIEW lock_stats AS
-SELECT s.domain,
-       s.database,
-       s.grants,
-       s.waits,
-       s.timeouts,
-       s.deadlocks,
-       s.wait_time,
-       s.max_wait,
-       s.leases_granted,
-       s.leases_taken_over,
-       s.leases_expired,
-       s.stats_reset
-  FROM @extschema@.lock_stats() AS s;
+SELECT
+    s.domain,
+    s.database,
+    s.grants,
+    s.waits,
+    s.timeouts,
+    s.deadlocks,
+    s.wait_time,
+    s.max_wait,
+    s.leases_granted,
+    s.leases_taken_over,
+    s.leases_expired,
+    s.stats_reset
+FROM @extschema@.lock_stats() AS s;
 COMMENT ON VIEW lock_stats IS 'one row for each domain of names in each database in which something has happened, 1,024 at most in the whole server; native advisory locks have none';
 COMMENT ON COLUMN lock_stats.domain IS 'what stands before the first colon of the names; NULL without the right to see it; (other), of no database: all that came after the 1,024';
 COMMENT ON COLUMN lock_stats.database IS 'the database in which the calls were made';

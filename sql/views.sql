@@ -33,32 +33,33 @@ LANGUAGE c AS 'MODULE_PATHNAME', 'lock_holders_wrapper';
 COMMENT ON FUNCTION lock_holders() IS 'the rows of the view lock_holders';
 
 CREATE VIEW lock_holders AS
-SELECT h.kind,
-       h.domain,
-       h.name,
-       h.mode::@extschema@.named_lock_mode AS mode,
-       h.holds,
-       h.pid,
-       pg_catalog.pg_get_userbyid(h.usesysid) AS usename,
-       h.application_name,
-       h.client_addr,
-       h.state,
-       h.acquired_at,
-       pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) h.acquired_at AS held_for,
-       h.hold_limit,
-       h.expires_at,
-       h.remaining,
-       h.token,
-       h.owner,
-       h.payload,
-       h.waiters,
-       h.database,
-       p.gid,
-       h.classid,
-       h.objid,
-       h.objsubid
-  FROM @extschema@.lock_holders() AS h
-  LEFT JOIN pg_catalog.pg_prepared_xact() AS p ON p.transaction OPERATOR(pg_catalog.=) h.prepared;
+SELECT
+    h.kind,
+    h.domain,
+    h.name,
+    h.mode::@extschema@.named_lock_mode AS mode,
+    h.holds,
+    h.pid,
+    pg_catalog.pg_get_userbyid(h.usesysid) AS usename,
+    h.application_name,
+    h.client_addr,
+    h.state,
+    h.acquired_at,
+    pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) h.acquired_at AS held_for,
+    h.hold_limit,
+    h.expires_at,
+    h.remaining,
+    h.token,
+    h.owner,
+    h.payload,
+    h.waiters,
+    h.database,
+    p.gid,
+    h.classid,
+    h.objid,
+    h.objsubid
+FROM @extschema@.lock_holders() AS h
+LEFT JOIN pg_catalog.pg_prepared_xact() AS p ON p.transaction OPERATOR(pg_catalog.=) h.prepared;
 COMMENT ON VIEW lock_holders IS 'one row for each holder of a named or native advisory lock, a slot of a semaphore or a lease of this database';
 COMMENT ON COLUMN lock_holders.kind IS 'session, transaction, semaphore, lease, or advisory (a native advisory lock)';
 COMMENT ON COLUMN lock_holders.domain IS 'what stands before the first colon of the name';
@@ -104,19 +105,20 @@ LANGUAGE c AS 'MODULE_PATHNAME', 'lock_waiters_wrapper';
 COMMENT ON FUNCTION lock_waiters() IS 'the rows of the view lock_waiters';
 
 CREATE VIEW lock_waiters AS
-SELECT w.kind,
-       w.domain,
-       w.name,
-       w.mode::@extschema@.named_lock_mode AS mode,
-       w.pid,
-       pg_catalog.pg_get_userbyid(w.usesysid) AS usename,
-       w.application_name,
-       w.wait_started,
-       pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) w.wait_started AS waited,
-       w.deadline,
-       w.queue_position,
-       w.blocked_by
-  FROM @extschema@.lock_waiters() AS w;
+SELECT
+    w.kind,
+    w.domain,
+    w.name,
+    w.mode::@extschema@.named_lock_mode AS mode,
+    w.pid,
+    pg_catalog.pg_get_userbyid(w.usesysid) AS usename,
+    w.application_name,
+    w.wait_started,
+    pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) w.wait_started AS waited,
+    w.deadline,
+    w.queue_position,
+    w.blocked_by
+FROM @extschema@.lock_waiters() AS w;
 COMMENT ON VIEW lock_waiters IS 'one row for each session that waits for a named or native advisory lock, a semaphore or a lease';
 COMMENT ON COLUMN lock_waiters.kind IS 'session, transaction, semaphore, lease, or advisory (a native advisory lock)';
 COMMENT ON COLUMN lock_waiters.domain IS 'what stands before the first colon of the name';

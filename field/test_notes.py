@@ -1,8 +1,8 @@
-"""The checks of histories find what is wrong."""
+"""The checks of notes find what is wrong."""
 
 from __future__ import annotations
 
-from history import Grant, Span, not_rising, overlaps
+from notes import Grant, Span, not_rising, overlaps
 
 
 def grant(asked: float, answered: float, token: int) -> Grant:
