@@ -279,8 +279,8 @@ impl Error {
             Error::SessionLocksOff { .. } => (
                 "0A000",
                 "session-locks-off",
-                "Use named_xact_lock(), or a lease that is not bound. Behind a transaction pooler a session lock stays \
-                 on whichever server connection took it.",
+                "Use named_xact_lock(), or a lease that is not bound: behind a transaction pooler a session lock stays on the \
+                 server's connection.",
             ),
             Error::SessionLocksWarn { .. } => (
                 "01000",
