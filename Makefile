@@ -12,7 +12,7 @@ ARGS ?=
 PG_CONFIG ?= pg_config
 
 .DEFAULT_GOAL := help
-.PHONY: help test upgrade field run bench install lint format audit clean distclean
+.PHONY: help test reference upgrade field run bench install lint format audit clean distclean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -20,6 +20,10 @@ help: ## Show this list
 test: ## Run the tests: PG=18 another server, TEST=name only some
 	.ci/setup $(PG)
 	.ci/test $(PG) $(TEST)
+
+reference: ## Write what docs/reference has from the catalogue
+	.ci/setup $(PG)
+	NAMED_LOCKS_WRITE_REFERENCE=1 .ci/test $(PG) reference::
 
 upgrade: ## Test pg_upgrade from PostgreSQL 15 to 18
 	.ci/setup 15 18

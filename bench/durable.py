@@ -79,4 +79,4 @@ def measure(bench: Bench) -> Iterator[Entry]:
         }
         for contest in contests():
             # Before each slice, or the dead rows of one would be in the way of the next.
-            yield from beside.entries(bench, contest, addresses, lambda: bench.server.vacuum("lease", "hand_lease"))
+            yield from beside.entries(bench, contest, addresses, lambda: bench.server.vacuum("_lease", "hand_lease"))

@@ -130,7 +130,7 @@ def measure(bench: Bench) -> Iterator[Row]:
             execute(conn, "SELECT lease_break('bench:' || client) FROM generate_series(0, %s) AS client", max(CLIENTS))
             execute(conn, "DELETE FROM hand_lease")
             execute(conn, "INSERT INTO hand_lease VALUES ('held', 0, 'bench', clock_timestamp() + '1 day')")
-            bench.server.vacuum("lease", "hand_lease")
+            bench.server.vacuum("_lease", "hand_lease")
 
         for contest in CONTESTS:
             for clients in CLIENTS:

@@ -170,7 +170,7 @@ def live(bench: Bench) -> Iterator[Entry]:
                 for begin in range(before, many, GRANTS):
                     execute(conn, statement, begin + 1, min(begin + GRANTS, many))
             before = many
-            bench.server.vacuum("lease", "hand_lease")
+            bench.server.vacuum("_lease", "hand_lease")
             times: dict[tuple[str, str], list[float]] = {key: [] for key in curves}
             for _ in range(ROUNDS):
                 for work, system in curves:

@@ -153,7 +153,7 @@ def test_old_primary_alive_asynchronous(pair: Pair, load: Load, server: Server, 
     cut = time.monotonic()
     with pair.primary.superuser() as conn:
         # More than the sequence's WAL is ahead of it: it is the new timeline that makes the new tokens higher.
-        conn.execute("SELECT nextval('lease_token') FROM generate_series(1, 1000)")
+        conn.execute("SELECT nextval('_lease_token') FROM generate_series(1, 1000)")
     until("the old primary grants", lambda: len(load.grants(pair.primary.port, since=cut)) >= MANY)
     pair.standby.promote()
     promoted = time.monotonic()

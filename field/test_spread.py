@@ -74,7 +74,7 @@ def test_tokens_of_a_new_home_are_raised(clusters: dict[str, Server]) -> None:
 
 
 def _last_token(conn: psycopg.Connection) -> int:
-    [(last,)] = conn.execute("SELECT last_value FROM lease_token")
+    [(last,)] = conn.execute("SELECT last_value FROM _lease_token")
     return int(last)
 
 

@@ -382,7 +382,7 @@ fn c34_a_restart_in_between() {
 /// from isn't this one, or is not known.
 #[track_caller]
 fn forget_boot(session: &mut Session, boot: &str) {
-    session.run(&format!("update lease set boot = {boot}"));
+    session.run(&format!("update _lease set boot = {boot}"));
 }
 
 #[test]
@@ -557,7 +557,7 @@ fn a_bound_lease_and_a_new_session_of_the_same_number() {
     cluster.restart();
     let mut b = cluster.session("b");
     // As if the new session had the old one's number.
-    b.run(&format!("update lease set bound_pid = {}", b.pid));
+    b.run(&format!("update _lease set bound_pid = {}", b.pid));
     assert!(!b.flag(&format!("select lease_check('k', {})", lease.token)));
     // Also when it holds a bound lease of its own.
     let own = Lease::acquire(&mut b, "own", 1800 * SECOND, ", bound => true");

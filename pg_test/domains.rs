@@ -216,11 +216,11 @@ fn rules_reach_running_sessions_when_they_are_committed() {
     session.fails("select named_lock('jobs:a')").is("42501");
     session.run("rollback");
     // By plain SQL too.
-    admin.run("delete from lock_domain");
+    admin.run("delete from _lock_domain");
     assert!(session.flag("select named_lock('jobs:a')"));
-    admin.run(&format!("insert into lock_domain values ('jobs', '{team}')"));
+    admin.run(&format!("insert into _lock_domain values ('jobs', '{team}')"));
     session.fails("select named_lock('jobs:a')").is("42501");
-    admin.run("truncate lock_domain");
+    admin.run("truncate _lock_domain");
     assert!(session.flag("select named_lock('jobs:a')"));
     // Who has changed them sees it at once, and not after a rollback.
     admin.run(&format!("begin; select lock_domain_set('jobs', '{team}'); set local role {stranger}"));
@@ -237,12 +237,12 @@ fn only_the_extensions_owner_and_superusers_change_the_rules() {
     let mut session = database.session_as(&stranger, "stranger");
     session.fails("select lock_domain_set('jobs')").is("42501").hint_has("owner");
     session.fails("select lock_domain_drop('jobs')").is("42501");
-    for sql in ["insert into lock_domain values ('jobs')", "delete from lock_domain", "select * from lock_domain"] {
+    for sql in ["insert into _lock_domain values ('jobs')", "delete from _lock_domain", "select * from _lock_domain"] {
         session.fails(sql).is("42501");
     }
     assert_eq!(session.int("select count(*) from lock_domains"), 0);
     // An owner who is no superuser.
-    admin.run(&format!("alter table lock_domain owner to {stranger}"));
+    admin.run(&format!("alter table _lock_domain owner to {stranger}"));
     session.run("select lock_domain_set('jobs', max_wait => '1 s')");
     assert_eq!(session.text("select domain || max_wait from lock_domains"), "jobs00:00:01");
     assert!(session.flag("select lock_domain_drop('jobs')"));
@@ -261,7 +261,7 @@ fn bad_rules_are_refused() {
         ("select lock_domain_set('jobs', max_wait => '25 days')", "22023", "max_wait"),
         ("select lock_domain_set('jobs', max_hold => '99 ms')", "22023", "max_hold"),
         ("select lock_domain_set('jobs', max_hold => '11 years')", "22023", "max_hold"),
-        ("insert into lock_domain values ('jobs', null, '-1 s')", "23514", "lock_domain"),
+        ("insert into _lock_domain values ('jobs', null, '-1 s')", "23514", "_lock_domain"),
     ] {
         admin.fails(sql).is(code).message_has(part);
     }

@@ -136,7 +136,7 @@ fn set_traps(session: &mut Session, schema: &str) {
            foreach t in array array['clock_timestamp()', 'now()', 'pg_get_userbyid(oid)', 'pg_prepared_xact()', \
                'nextval(regclass)', 'setval(regclass, bigint)', 'strpos(text, text)', 'octet_length(text)', \
                'current_setting(text)', 'pg_extension_config_dump(regclass, text)', \
-               'named_lock_mode(text)', 'lock_holders(integer)', 'lock_waiters(integer)', 'lock_stats(integer)'] loop \
+               'named_lock_mode(text)', '_lock_holders(integer)', '_lock_waiters(integer)', '_lock_stats(integer)'] loop \
              execute format('create function {schema}.%s returns boolean language plpgsql as \
                              $$ begin return {schema}.sprung(); end $$', t); \
            end loop; \
@@ -251,7 +251,7 @@ fn nobody_declares_the_librarys_functions_anew() {
         "alter type named_lock_mode add value 'mine'",
         "create cast (text as named_lock_mode) with inout as implicit",
         "create rule r as on insert to lock_holders do instead nothing",
-        "create trigger t before insert on lock_domain for each row execute function suppress_redundant_updates_trigger()",
+        "create trigger t before insert on _lock_domain for each row execute function suppress_redundant_updates_trigger()",
     ] {
         session.fails(change).is("42501");
     }

@@ -7,7 +7,7 @@ use super::support::{Cluster, Server, Session, unique};
 /// What a session holds by the lock manager, and by the view.
 fn held(watch: &mut Session, pid: i32) -> (i64, Vec<String>) {
     let names = format!(
-        "select concat_ws(' ', kind, name, mode, holds) from lock_holders() where pid = {pid} order by kind, name, mode"
+        "select concat_ws(' ', kind, name, mode, holds) from _lock_holders() where pid = {pid} order by kind, name, mode"
     );
     (watch.locks_of(pid), watch.column(&names))
 }

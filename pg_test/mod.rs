@@ -42,6 +42,8 @@ mod names;
 #[cfg(test)]
 mod pools;
 #[cfg(test)]
+mod reference;
+#[cfg(test)]
 mod rights;
 #[cfg(test)]
 mod semaphores;

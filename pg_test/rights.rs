@@ -142,7 +142,7 @@ fn what_is_for_everyone_and_what_is_not() {
                     admin.fails(function.call).is("39P01");
                     session.run("create temp table mine (i int)");
                     session
-                        .fails("create trigger t after insert on mine execute function lock_domain_changed()")
+                        .fails("create trigger t after insert on mine execute function _lock_domain_changed()")
                         .is("42501");
                 } else {
                     admin.run(function.call);
@@ -505,7 +505,7 @@ fn nothing_shows_other_roles_data() {
 fn rules_made_by_plain_sql_are_rules() {
     let (database, mut admin) = database();
     let role = database.new_role("rights_editor");
-    admin.run(&format!("grant select, insert, update, delete on lock_domain to {role}"));
+    admin.run(&format!("grant select, insert, update, delete on _lock_domain to {role}"));
     let mut editor = database.session_as(&role, "editor");
     let mut running = database.session_as(&role, "running");
     assert!(running.flag("select named_lock('jobs:a', '0') and named_unlock('jobs:a') = 0"));
@@ -518,17 +518,17 @@ fn rules_made_by_plain_sql_are_rules() {
         "'jobs', null, null, '11 years'",
         "'jobs', '-'",
     ] {
-        editor.fails(&format!("insert into lock_domain values ({row})")).is("23514");
+        editor.fails(&format!("insert into _lock_domain values ({row})")).is("23514");
     }
-    editor.fails("insert into lock_domain values (null)").is("23502");
-    editor.run("insert into lock_domain values ('jobs', (select usesysid from pg_user where usesuper limit 1), '1 s', '1 min')");
+    editor.fails("insert into _lock_domain values (null)").is("23502");
+    editor.run("insert into _lock_domain values ('jobs', (select usesysid from pg_user where usesuper limit 1), '1 s', '1 min')");
     // It reaches those who are there, by a trigger that they have no right to call.
     running.fails("select named_lock('jobs:a', '0')").is("42501");
-    editor.fails("update lock_domain set domain = 'a:b'").is("23514");
-    editor.fails("insert into lock_domain values ('jobs')").is("23505");
-    editor.run("update lock_domain set role = null");
+    editor.fails("update _lock_domain set domain = 'a:b'").is("23514");
+    editor.fails("insert into _lock_domain values ('jobs')").is("23505");
+    editor.run("update _lock_domain set role = null");
     assert!(running.flag("select named_lock('jobs:a', '0')"));
-    editor.run("delete from lock_domain");
+    editor.run("delete from _lock_domain");
     // To use the functions one has to be the owner, or a member of it.
     editor.fails("select lock_domain_set('jobs')").is("42501");
     admin.fails("select lock_domain_set('jobs', '-')").is("42704");

@@ -407,7 +407,7 @@ fn c43_the_setting_made_lower() {
 #[track_caller]
 fn holds_in_full(watch: &mut Session, pid: i32, count: i64) {
     assert_eq!(watch.locks_of(pid), count, "in the lock manager");
-    assert_eq!(watch.int(&format!("select count(*) from lock_holders() where pid = {pid}")), count, "in the view");
+    assert_eq!(watch.int(&format!("select count(*) from _lock_holders() where pid = {pid}")), count, "in the view");
 }
 
 /// The server's own lock table is full: an error of the call that would pass it, and of no other.

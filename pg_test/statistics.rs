@@ -393,7 +393,7 @@ fn sweep(session: &mut Session, name: &str) {
     until("its row is swept away", || {
         let token = take(session, "sweeper:k", "1 hour");
         give_back(session, "sweeper:k", token);
-        session.int(&format!("select count(*) from lease where name = '{name}'")) == 0
+        session.int(&format!("select count(*) from _lease where name = '{name}'")) == 0
     });
 }
 
@@ -442,7 +442,7 @@ fn leases_that_nobody_released_are_taken_over() {
         assert_eq!(b.int(&format!("select lease_break('{name}')")), 1);
         a.run("commit");
         let_pass(150);
-        assert_eq!(b.int(&format!("select count(*) from lease where name = '{name}' and token > 0")), 1);
+        assert_eq!(b.int(&format!("select count(*) from _lease where name = '{name}' and token > 0")), 1);
         if swept {
             sweep(&mut b, &name);
         }

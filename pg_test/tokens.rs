@@ -98,7 +98,7 @@ fn c31_rollback_savepoint_and_deletion() {
         match round % 3 {
             0 => assert!(b.flag(&format!("select lease_release('k', {third})"))),
             1 => assert_eq!(b.int("select lease_break('k')"), 1),
-            _ => drop(b.run("delete from lease where name = 'k'")),
+            _ => drop(b.run("delete from _lease where name = 'k'")),
         }
         assert!(!held(&mut a, "k", third));
         assert!(b.flag(&format!("select lease_release('other', {other})")));
@@ -106,8 +106,8 @@ fn c31_rollback_savepoint_and_deletion() {
         a.run(&format!("select lease_release('k', {last})"));
     }
     // With nothing left in the table, and after a VACUUM of it.
-    a.run("delete from lease");
-    a.run("vacuum lease");
+    a.run("delete from _lease");
+    a.run("vacuum _lease");
     ledger.given(token(&mut a, "k"));
 }
 
@@ -155,7 +155,7 @@ fn c31_databases_are_apart() {
     let one = Server::shared().new_database("c31", "UTF8");
     let two = Server::shared().new_database("c31", "UTF8");
     let (mut a, mut b) = (one.session("a"), two.session("b"));
-    a.run("select setval('lease_token', (1000::bigint << 42) + 5)");
+    a.run("select setval('_lease_token', (1000::bigint << 42) + 5)");
     assert!(token(&mut a, "k") > 1000 << 42);
     assert!(token(&mut b, "k") < 1000 << 42);
 }
@@ -259,7 +259,7 @@ fn c51_the_record_is_another_sessions() {
         if round % 4 == 3 {
             ledger.all_given(tokens(&mut one, &format!("{round} one"), drawn));
         } else {
-            let by_hand = one.column(&format!("select nextval('lease_token') from generate_series(1, {drawn})"));
+            let by_hand = one.column(&format!("select nextval('_lease_token') from generate_series(1, {drawn})"));
             ledger.all_given(by_hand.iter().map(|token| token.parse().expect("a token")).collect());
         }
         if round % 2 == 0 {
@@ -333,7 +333,7 @@ fn c31_stopped_under_many_drawing_sessions() {
             })
             .collect();
         let mut watch = cluster.session("watch");
-        until("they draw", || watch.int("select count(*) from lease") > 20);
+        until("they draw", || watch.int("select count(*) from _lease") > 20);
         drop(watch);
         std::thread::sleep(Duration::from_millis(20 * round));
         cluster.stop_immediate();
@@ -348,7 +348,7 @@ fn c31_stopped_under_many_drawing_sessions() {
         cluster.start();
         let mut session = cluster.session("afterwards");
         ledger.given(token(&mut session, &format!("{round} afterwards")));
-        session.run("delete from lease");
+        session.run("delete from _lease");
     }
 }
 
@@ -377,7 +377,7 @@ fn c31_a_counter_that_lags() {
     assert!(epoch >= 1, "the epoch begins at the timeline's number: {first}");
     for round in 0..2 {
         // As if nothing had been granted for an hour.
-        session.run(&format!("select setval('lease_token', {})", ledger.highest - 3_600_000));
+        session.run(&format!("select setval('_lease_token', {})", ledger.highest - 3_600_000));
         session.run("checkpoint; begin");
         let raised = token(&mut session, &format!("{round} raised"));
         assert!(raised > ledger.highest - 120_000, "{raised} is far behind the clock");
@@ -389,7 +389,7 @@ fn c31_a_counter_that_lags() {
         ledger.given(token(&mut session, &format!("{round} afterwards")));
     }
     // One that is ahead stays ahead.
-    session.run(&format!("select setval('lease_token', {})", ledger.highest + 3_600_000));
+    session.run(&format!("select setval('_lease_token', {})", ledger.highest + 3_600_000));
     ledger.highest += 3_600_000;
     ledger.all_given(tokens(&mut session, "ahead", 3));
 }
@@ -404,8 +404,8 @@ fn c31_a_counter_that_comes_to_lag() {
         let mut session = cluster.new_database("c31_lag", "UTF8").session("a");
         // As if it had been used all the time, but less and less: it will be 60 s behind in some 300 ms.
         session.run(&format!(
-            "select setval('lease_timeline', timeline_id) from pg_control_checkpoint(); \
-             select setval('lease_token', (1::bigint << 42) + {CLOCK} - 59800); \
+            "select setval('_lease_timeline', timeline_id) from pg_control_checkpoint(); \
+             select setval('_lease_token', (1::bigint << 42) + {CLOCK} - 59800); \
              set statement_timeout = '30 s'"
         ));
         let mut ledger = Ledger::new();
@@ -416,7 +416,7 @@ fn c31_a_counter_that_comes_to_lag() {
             grants += 1;
             let_pass(5);
         }
-        let behind = format!("select {CLOCK} - (last_value & ((1::bigint << 42) - 1)) from lease_token");
+        let behind = format!("select {CLOCK} - (last_value & ((1::bigint << 42) - 1)) from _lease_token");
         let behind = session.int(&behind);
         assert!(behind < 30_000, "after {grants} grants it is near the clock again, and not {behind} ms behind");
     }
@@ -584,7 +584,7 @@ fn c40_the_first_grants_of_a_timeline_at_once() {
     for round in 0..30 {
         let sessions: Vec<Session> = (0..8).map(|_| server.session("first")).collect();
         let barrier = Arc::new(Barrier::new(sessions.len()));
-        watch.run("select setval('lease_timeline', 90)");
+        watch.run("select setval('_lease_timeline', 90)");
         let workers: Vec<_> = sessions
             .into_iter()
             .enumerate()
@@ -612,14 +612,14 @@ fn c40_a_draw_that_stands_still_while_the_token_is_raised() {
     let server = Server::shared().new_database("c40_still", "UTF8");
     let mut watch = server.session("watch");
     let mut ledger = Ledger::new();
-    for sequence in ["lease_timeline", "lease_token"] {
+    for sequence in ["_lease_timeline", "_lease_token"] {
         let mut still = server.session("still");
         let mut before = ledger.given(token(&mut watch, &format!("{sequence} before")));
-        if sequence == "lease_token" {
+        if sequence == "_lease_token" {
             // It knows the timeline already, and does not stop with the right to raise the sequence.
             before = ledger.given(token(&mut still, "on the timeline"));
         }
-        watch.run("select setval('lease_timeline', 90)");
+        watch.run("select setval('_lease_timeline', 90)");
         // It stops at the sequence.
         let mut blocker = server.session("blocker");
         blocker.run(&format!("begin; alter sequence {sequence} owner to current_user"));
@@ -823,7 +823,7 @@ fn restore(server: &Cluster, dbname: &str, form: &str, options: &[&str], dir: &D
 fn is_a_good_copy(copy: &Server, ledger: &mut Ledger, held_there: &[(String, i64)], what: &str) {
     let mut session = copy.session("copy");
     assert_eq!(session.int("select count(*) from lock_holders where kind = 'lease'"), 0, "{what}");
-    assert_eq!(session.int("select count(*) from lease"), 0, "{what}");
+    assert_eq!(session.int("select count(*) from _lease"), 0, "{what}");
     for (name, token) in held_there {
         assert!(!held(&mut session, name, *token), "{what}: {name}");
         session.fails(&format!("select lease_guard('{name}', {token})")).is("55000");
@@ -853,7 +853,7 @@ fn c41_dump_and_restore_while_held() {
         let mut a = source.session("a");
         let mut ledger = Ledger::new();
         // Far ahead, as after many failovers: no clock and no timeline of the copy's server comes up to it.
-        a.run("select setval('lease_token', (70000::bigint << 42) + (1::bigint << 41))");
+        a.run("select setval('_lease_token', (70000::bigint << 42) + (1::bigint << 41))");
         ledger.highest = (70_000 << 42) + (1 << 41);
         let mut held_there = Vec::new();
         for (name, more) in
@@ -940,7 +940,7 @@ fn c41_a_dump_of_a_standby() {
     let primary = Cluster::new(&[]);
     let mut ledger = Ledger::new();
     let mut a = primary.session("a");
-    a.run("select setval('lease_token', (500::bigint << 42) + 5)");
+    a.run("select setval('_lease_token', (500::bigint << 42) + 5)");
     ledger.highest = (500 << 42) + 5;
     let standby = primary.standby(&[]);
     let k = ledger.given(token(&mut a, "k"));
@@ -1035,7 +1035,7 @@ fn c45_leases_are_not_changed_on_a_standby() {
             }
         }
     }
-    assert_eq!(a.int("select count(*) from lease"), 1);
+    assert_eq!(a.int("select count(*) from _lease"), 1);
 }
 
 #[test]

@@ -703,7 +703,7 @@ fn nothing_depends_on_the_callers_search_path() {
          create schema {trap}; \
          create type {trap}.named_lock_mode as enum ('trap'); \
          create function {trap}.clock_timestamp() returns timestamptz language plpgsql as $$ begin raise 'trapped'; end $$; \
-         create function {trap}.lock_holders() returns int language plpgsql as $$ begin raise 'trapped'; end $$; \
+         create function {trap}._lock_holders() returns int language plpgsql as $$ begin raise 'trapped'; end $$; \
          create function {trap}.minus(timestamptz, timestamptz) returns interval language plpgsql as $$ begin raise 'trapped'; end $$; \
          create operator {trap}.- (leftarg = timestamptz, rightarg = timestamptz, function = {trap}.minus); \
          set search_path = {trap}, pg_catalog"

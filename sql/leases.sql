@@ -3,7 +3,7 @@
 -- The library reads and writes the table itself, not by SQL, so nobody needs rights on it. So much of each page is left free
 -- that a renewal stays in its page, and so little that the server tidies the page when it comes by. Rows come and go
 -- quickly: they are vacuumed by their number alone.
-CREATE TABLE lease (
+CREATE TABLE _lease (
     key bigint NOT NULL,
     token bigint NOT NULL,
     slot integer NOT NULL,
@@ -30,36 +30,36 @@ CREATE TABLE lease (
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_cost_delay = 0
 );
-COMMENT ON TABLE lease IS 'one row for each grant of a lease, and one for an order to its holder; read it through lock_holders and lease_holder()';
-COMMENT ON COLUMN lease.key IS 'XXH3-64 of the name';
-COMMENT ON COLUMN lease.token IS 'the fencing token: higher than any before it in this database; below zero, that of an order to a holder';
-COMMENT ON COLUMN lease.slot IS 'which of the permits it is, from 0';
-COMMENT ON COLUMN lease.permits IS 'how many grants the lease may have at once';
-COMMENT ON COLUMN lease.role IS 'the role that acquired it, or gave the order';
-COMMENT ON COLUMN lease.bound_pid IS 'the process whose session it ends with; 0 if with none';
-COMMENT ON COLUMN lease.bound_session IS 'tells that session from others of the same process number';
-COMMENT ON COLUMN lease.kept IS 'released, and kept from others until it expires; of an order, that it ends the grant';
-COMMENT ON COLUMN lease.ttl IS 'time to live, in microseconds';
-COMMENT ON COLUMN lease.acquired_at IS 'when it was granted, by the wall clock';
-COMMENT ON COLUMN lease.expires_at IS 'when it expires, by the wall clock of its grant or last renewal';
-COMMENT ON COLUMN lease.boot IS 'the boot of the machine that the next two are counted from; 0 if not known';
-COMMENT ON COLUMN lease.acquired_boot IS 'when it was granted, in microseconds since that boot';
-COMMENT ON COLUMN lease.expires_boot IS 'when it expires, in microseconds since that boot';
-COMMENT ON COLUMN lease.name IS 'the name';
-COMMENT ON COLUMN lease.owner IS 'who holds it, as the holder calls itself';
-COMMENT ON COLUMN lease.requested IS 'of an order, the reason for which somebody asks the holder to hand over';
-COMMENT ON COLUMN lease.payload IS 'what the holder wants others to know';
-COMMENT ON COLUMN lease.for_token IS 'of an order, the token of the grant that it is about';
+COMMENT ON TABLE _lease IS 'one row for each grant of a lease or order to its holder; read it through lock_holders';
+COMMENT ON COLUMN _lease.key IS 'XXH3-64 of the name';
+COMMENT ON COLUMN _lease.token IS 'the fencing token, higher than any before it; below zero, that of an order to a holder';
+COMMENT ON COLUMN _lease.slot IS 'which of the permits it is, from 0';
+COMMENT ON COLUMN _lease.permits IS 'how many grants the lease may have at once';
+COMMENT ON COLUMN _lease.role IS 'the role that acquired it, or gave the order';
+COMMENT ON COLUMN _lease.bound_pid IS 'the process whose session it ends with; 0 if with none';
+COMMENT ON COLUMN _lease.bound_session IS 'tells that session from others of the same process number';
+COMMENT ON COLUMN _lease.kept IS 'released, and kept from others until it expires; of an order, that it ends the grant';
+COMMENT ON COLUMN _lease.ttl IS 'time to live, in microseconds';
+COMMENT ON COLUMN _lease.acquired_at IS 'when it was granted, by the wall clock';
+COMMENT ON COLUMN _lease.expires_at IS 'when it expires, by the wall clock of its grant or last renewal';
+COMMENT ON COLUMN _lease.boot IS 'the boot of the machine that the next two are counted from; 0 if not known';
+COMMENT ON COLUMN _lease.acquired_boot IS 'when it was granted, in microseconds since that boot';
+COMMENT ON COLUMN _lease.expires_boot IS 'when it expires, in microseconds since that boot';
+COMMENT ON COLUMN _lease.name IS 'the name';
+COMMENT ON COLUMN _lease.owner IS 'who holds it, as the holder calls itself';
+COMMENT ON COLUMN _lease.requested IS 'of an order, the reason for which somebody asks the holder to hand over';
+COMMENT ON COLUMN _lease.payload IS 'what the holder wants others to know';
+COMMENT ON COLUMN _lease.for_token IS 'of an order, the token of the grant that it is about';
 
 -- epoch << 42 | counter. A sequence is not transactional: a token is used up even if its grant is rolled back. Each draw
 -- is for as many tokens as the increment says, which is the library's.
-CREATE SEQUENCE lease_token INCREMENT 64 CACHE 1;
-COMMENT ON SEQUENCE lease_token IS 'the first of the fencing tokens drawn last';
+CREATE SEQUENCE _lease_token INCREMENT 64 CACHE 1;
+COMMENT ON SEQUENCE _lease_token IS 'the first of the fencing tokens drawn last';
 -- Where the server's timeline is another one, tokens were handed out that this server does not know of.
-CREATE SEQUENCE lease_timeline MINVALUE 0 START 0 CACHE 1;
-COMMENT ON SEQUENCE lease_timeline IS 'the timeline on which the last fencing token was drawn';
+CREATE SEQUENCE _lease_timeline MINVALUE 0 START 0 CACHE 1;
+COMMENT ON SEQUENCE _lease_timeline IS 'the timeline on which the last fencing token was drawn';
 -- A dump carries the token's floor, and no lease.
-SELECT pg_catalog.pg_extension_config_dump('@extschema@.lease_token', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@._lease_token', '');
 
 CREATE FUNCTION lease_acquire(
     name text,
@@ -80,7 +80,7 @@ RETURNS record
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'lease_acquire_wrapper';
 COMMENT ON FUNCTION lease_acquire(text, interval, interval, text, jsonb, integer, boolean) IS
-    'takes a lease and returns its fencing token, or says who has it and when to try again (timeout 0: one try, NULL: wait as the server would)';
+    'takes a lease and returns its fencing token, or says who has it and when to try again';
 
 CREATE PROCEDURE lease_acquire_wait(
     name text,
@@ -94,7 +94,7 @@ CREATE PROCEDURE lease_acquire_wait(
 )
 LANGUAGE c AS 'MODULE_PATHNAME', 'lease_acquire_wait_wrapper';
 COMMENT ON PROCEDURE lease_acquire_wait(text, interval, interval, text, jsonb, integer, boolean, INOUT bigint) IS
-    'takes a lease, holding no snapshot during the wait; token NULL when the timeout passed (NULL: wait for ever); not in a transaction block';
+    'takes a lease, holding no snapshot during the wait; token NULL when the timeout passed';
 
 CREATE FUNCTION lease_renew(
     name text,
@@ -110,14 +110,14 @@ RETURNS record
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'lease_renew_wrapper';
 COMMENT ON FUNCTION lease_renew(text, bigint, interval, jsonb) IS
-    'prolongs a lease from now on by its TTL, or by a new one; 55006 when another holds it, 55000 when it has ended; safe to repeat';
+    'prolongs a lease from now on; 55006 when another holds it, 55000 when it has ended';
 
 CREATE FUNCTION lease_release(name text, token bigint, keep_for interval DEFAULT NULL)
 RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'lease_release_wrapper';
 COMMENT ON FUNCTION lease_release(text, bigint, interval) IS
-    'ends a lease; false if it was not held any more; keep_for keeps others out until that long after the grant';
+    'ends a lease, or keeps it from others until keep_for after the grant; false if it had ended';
 
 CREATE FUNCTION lease_check(name text, token bigint)
 RETURNS boolean
@@ -130,21 +130,21 @@ RETURNS void
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'lease_guard_wrapper';
 COMMENT ON FUNCTION lease_guard(text, bigint) IS
-    'fences writes: fails unless the lease is held, and nobody else is granted it before this transaction ends';
+    'fences writes: fails unless held, and nobody else is granted it before this transaction ends';
 
 CREATE FUNCTION lease_request(name text, reason text DEFAULT NULL)
 RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'lease_request_wrapper';
 COMMENT ON FUNCTION lease_request(text, text) IS
-    'asks the holder to hand over: its next lease_renew() returns the reason; false if nobody holds the lease';
+    'asks the holder to hand over: its next lease_renew() returns the reason; false if nobody holds it';
 
 CREATE FUNCTION lease_break(name text)
 RETURNS integer
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'lease_break_wrapper';
 COMMENT ON FUNCTION lease_break(text) IS
-    'ends all grants of a lease, whoever has them; returns how many; the next grant waits for guarded transactions under way';
+    'ends all grants of a lease, whoever has them; how many';
 
 CREATE FUNCTION lease_holder(
     name text,
@@ -158,4 +158,4 @@ CREATE FUNCTION lease_holder(
 RETURNS SETOF record
 VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1
 LANGUAGE c AS 'MODULE_PATHNAME', 'lease_holder_wrapper';
-COMMENT ON FUNCTION lease_holder(text) IS 'who holds a lease, a row for each permit taken; no row if it is free; owner and payload are for those who may lock the name';
+COMMENT ON FUNCTION lease_holder(text) IS 'who holds a lease, a row for each permit taken; no row if it is free';

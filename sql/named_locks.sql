@@ -14,7 +14,7 @@ RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_wrapper';
 COMMENT ON FUNCTION named_lock(text, interval, @extschema@.named_lock_mode, interval, boolean) IS
-    'session lock on a name; true when held, false when the timeout passed (NULL: wait as the server would, 0: one try)';
+    'session lock on a name; true when held, false when the timeout passed';
 
 CREATE FUNCTION named_lock_strict(
     name text,
@@ -63,7 +63,7 @@ CREATE PROCEDURE named_lock_wait(
 )
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_wait_wrapper';
 COMMENT ON PROCEDURE named_lock_wait(text, interval, @extschema@.named_lock_mode, interval, boolean, INOUT boolean) IS
-    'session lock on a name, holding no snapshot during the wait: CREATE INDEX CONCURRENTLY and VACUUM go on beside it; not in a transaction block';
+    'session lock on a name, holding no snapshot during the wait; not in a transaction block';
 
 CREATE FUNCTION named_unlock(
     name text,
@@ -75,7 +75,7 @@ RETURNS integer
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_unlock_wrapper';
 COMMENT ON FUNCTION named_unlock(text, @extschema@.named_lock_mode, boolean, boolean) IS
-    'gives back one session hold of a name (mode NULL: the one taken last) or all; returns how many remain; 55000 when not held by this session';
+    'gives back one session hold of a name, or all; how many remain; 55000 when there was none';
 
 CREATE FUNCTION named_unlock_all()
 RETURNS integer

@@ -12,7 +12,7 @@ RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock_wrapper';
 COMMENT ON FUNCTION advisory_lock(bigint, interval, @extschema@.named_lock_mode, interval) IS
-    'pg_advisory_lock() on a bigint key with a timeout, to be given as timeout => ...; modes exclusive and share; true when held';
+    'pg_advisory_lock() on a bigint key, with a timeout; true when held, false when it passed';
 
 CREATE FUNCTION advisory_lock_strict(
     key bigint,
@@ -35,7 +35,7 @@ RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock_wrapper';
 COMMENT ON FUNCTION advisory_xact_lock(bigint, interval, @extschema@.named_lock_mode) IS
-    'pg_advisory_xact_lock() on a bigint key with a timeout, to be given as timeout => ...; modes exclusive and share; true when held';
+    'pg_advisory_xact_lock() on a bigint key, with a timeout; true when held, false when it passed';
 
 CREATE FUNCTION advisory_xact_lock_strict(
     key bigint,
@@ -59,7 +59,7 @@ RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock2_wrapper';
 COMMENT ON FUNCTION advisory_lock(integer, integer, interval, @extschema@.named_lock_mode, interval) IS
-    'pg_advisory_lock() on a pair of integer keys with a timeout, to be given as timeout => ...; modes exclusive and share; true when held';
+    'pg_advisory_lock() on two integer keys, with a timeout; true when held, false when it passed';
 
 CREATE FUNCTION advisory_lock_strict(
     key1 integer,
@@ -72,7 +72,7 @@ RETURNS void
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock2_strict_wrapper';
 COMMENT ON FUNCTION advisory_lock_strict(integer, integer, interval, @extschema@.named_lock_mode, interval) IS
-    'advisory_lock() on a pair of integer keys that raises 55P03 where the other returns false';
+    'advisory_lock() on two integer keys that raises 55P03 where the other returns false';
 
 CREATE FUNCTION advisory_xact_lock(
     key1 integer,
@@ -84,7 +84,7 @@ RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock2_wrapper';
 COMMENT ON FUNCTION advisory_xact_lock(integer, integer, interval, @extschema@.named_lock_mode) IS
-    'pg_advisory_xact_lock() on a pair of integer keys with a timeout, to be given as timeout => ...; modes exclusive and share; true when held';
+    'pg_advisory_xact_lock() on two integer keys, with a timeout; true when held, false when it passed';
 
 CREATE FUNCTION advisory_xact_lock_strict(
     key1 integer,
@@ -96,4 +96,4 @@ RETURNS void
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock2_strict_wrapper';
 COMMENT ON FUNCTION advisory_xact_lock_strict(integer, integer, interval, @extschema@.named_lock_mode) IS
-    'advisory_xact_lock() on a pair of integer keys that raises 55P03 where the other returns false';
+    'advisory_xact_lock() on two integer keys that raises 55P03 where the other returns false';

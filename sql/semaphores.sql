@@ -10,7 +10,7 @@ RETURNS integer
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_semaphore_wrapper';
 COMMENT ON FUNCTION named_semaphore(text, integer, interval, interval) IS
-    'takes a slot for the session if fewer than so many are taken; its number, from 1 to permits, or NULL when the timeout passed (NULL: wait as the server would, 0: one try)';
+    'takes a slot for the session if fewer than permits are taken; NULL when the timeout passed';
 
 CREATE FUNCTION named_semaphore_release(name text, slot integer)
 RETURNS void

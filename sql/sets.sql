@@ -9,7 +9,7 @@ RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_all_wrapper';
 COMMENT ON FUNCTION named_lock_all(text[], interval, @extschema@.named_lock_mode) IS
-    'session locks on all of the names or none, in an order that is the same everywhere; true when held, false when the timeout passed';
+    'session locks on all of the names or none; true when held, false when the timeout passed';
 
 CREATE FUNCTION named_xact_lock_all(
     names text[],
@@ -31,7 +31,7 @@ RETURNS SETOF text
 VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_any_wrapper';
 COMMENT ON FUNCTION named_lock_any(text[], integer, @extschema@.named_lock_mode) IS
-    'session locks on up to max_locks of the names that are free, without waiting; returns exactly the names locked, whatever LIMIT is around it';
+    'session locks on up to max_locks of the names that are free, without waiting; the names locked';
 
 CREATE FUNCTION named_xact_lock_any(
     names text[],

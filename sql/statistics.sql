@@ -1,6 +1,6 @@
 -- What has happened, by domain: in shared memory since the server's start, or the last reset.
 
-CREATE FUNCTION lock_stats(
+CREATE FUNCTION _lock_stats(
     OUT domain text,
     OUT database name,
     OUT grants bigint,
@@ -17,7 +17,7 @@ CREATE FUNCTION lock_stats(
 RETURNS SETOF record
 VOLATILE PARALLEL UNSAFE COST 1000 ROWS 100
 LANGUAGE c AS 'MODULE_PATHNAME', 'lock_stats_wrapper';
-COMMENT ON FUNCTION lock_stats() IS 'the rows of the view lock_stats';
+COMMENT ON FUNCTION _lock_stats() IS 'the rows of the view lock_stats';
 
 CREATE VIEW lock_stats AS
 SELECT
@@ -33,9 +33,9 @@ SELECT
     s.leases_taken_over,
     s.leases_expired,
     s.stats_reset
-FROM @extschema@.lock_stats() AS s;
-COMMENT ON VIEW lock_stats IS 'one row for each domain of names in each database in which something has happened, 1,024 at most in the whole server; native advisory locks have none';
-COMMENT ON COLUMN lock_stats.domain IS 'what stands before the first colon of the names; NULL without the right to see it; (other), of no database: all that came after the 1,024';
+FROM @extschema@._lock_stats() AS s;
+COMMENT ON VIEW lock_stats IS 'what has happened to named locks and leases, by domain of names and database';
+COMMENT ON COLUMN lock_stats.domain IS 'what stands before the first colon; NULL if hidden; (other): all that came after the first 1,024';
 COMMENT ON COLUMN lock_stats.database IS 'the database in which the calls were made';
 COMMENT ON COLUMN lock_stats.grants IS 'locks granted: holds, names of sets and trees, semaphore slots';
 COMMENT ON COLUMN lock_stats.waits IS 'waits that have ended, for locks and leases that were not free at the first try';
@@ -44,8 +44,8 @@ COMMENT ON COLUMN lock_stats.deadlocks IS 'those that a deadlock ended, with err
 COMMENT ON COLUMN lock_stats.wait_time IS 'how long all these waits were together, however they ended';
 COMMENT ON COLUMN lock_stats.max_wait IS 'how long the longest of them was';
 COMMENT ON COLUMN lock_stats.leases_granted IS 'grants of leases that were committed';
-COMMENT ON COLUMN lock_stats.leases_taken_over IS 'those among them where the grant before had expired and nobody had released it, nor cleared it away by then';
-COMMENT ON COLUMN lock_stats.leases_expired IS 'grants that had expired, where nobody had released them, and were cleared away by a take-over or in passing';
+COMMENT ON COLUMN lock_stats.leases_taken_over IS 'those among them where the grant before had expired and nobody had released it';
+COMMENT ON COLUMN lock_stats.leases_expired IS 'grants that had expired, with nobody to release them, and were cleared away';
 COMMENT ON COLUMN lock_stats.stats_reset IS 'since when all this is counted';
 GRANT SELECT ON lock_stats TO PUBLIC;
 
@@ -53,5 +53,5 @@ CREATE FUNCTION lock_stats_reset()
 RETURNS void
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'lock_stats_reset_wrapper';
-COMMENT ON FUNCTION lock_stats_reset() IS 'sets all of lock_stats to zero, in the whole server, and forgets the domains; not for PUBLIC';
+COMMENT ON FUNCTION lock_stats_reset() IS 'sets all of lock_stats to zero, in the whole server, and forgets the domains';
 REVOKE EXECUTE ON FUNCTION lock_stats_reset() FROM PUBLIC;

@@ -9,7 +9,7 @@ RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_tree_wrapper';
 COMMENT ON FUNCTION named_lock_tree(text, interval, @extschema@.named_lock_mode) IS
-    'session lock on a path and all below it: the path in the mode asked for, the names above it in an intent mode; true when held, false when the timeout passed';
+    'session lock on a path and all below it; true when held, false when the timeout passed';
 
 CREATE FUNCTION named_xact_lock_tree(
     path text,
@@ -27,4 +27,4 @@ RETURNS integer
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_unlock_tree_wrapper';
 COMMENT ON FUNCTION named_unlock_tree(text) IS
-    'gives back what the last named_lock_tree() of a path took; returns how many of that path remain; 55000 when not held by this session';
+    'gives back what the last named_lock_tree() of a path took; how many of that path remain';

@@ -2,7 +2,7 @@
 -- (or queued) when the view was read.
 -- No table is joined: its relation lock could not be had when the server's lock table is full, which is when one looks.
 
-CREATE FUNCTION lock_holders(
+CREATE FUNCTION _lock_holders(
     OUT kind text,
     OUT domain text,
     OUT name text,
@@ -30,7 +30,7 @@ CREATE FUNCTION lock_holders(
 RETURNS SETOF record
 VOLATILE PARALLEL UNSAFE COST 1000 ROWS 100
 LANGUAGE c AS 'MODULE_PATHNAME', 'lock_holders_wrapper';
-COMMENT ON FUNCTION lock_holders() IS 'the rows of the view lock_holders';
+COMMENT ON FUNCTION _lock_holders() IS 'the rows of the view lock_holders';
 
 CREATE VIEW lock_holders AS
 SELECT
@@ -58,19 +58,19 @@ SELECT
     h.classid,
     h.objid,
     h.objsubid
-FROM @extschema@.lock_holders() AS h
+FROM @extschema@._lock_holders() AS h
 LEFT JOIN pg_catalog.pg_prepared_xact() AS p ON p.transaction OPERATOR(pg_catalog.=) h.prepared;
-COMMENT ON VIEW lock_holders IS 'one row for each holder of a named or native advisory lock, a slot of a semaphore or a lease of this database';
+COMMENT ON VIEW lock_holders IS 'who holds locks: named and native advisory ones, slots of semaphores, leases of this database';
 COMMENT ON COLUMN lock_holders.kind IS 'session, transaction, semaphore, lease, or advisory (a native advisory lock)';
 COMMENT ON COLUMN lock_holders.domain IS 'what stands before the first colon of the name';
-COMMENT ON COLUMN lock_holders.name IS 'the name; NULL for other roles'' locks (but for pg_read_all_stats) and for prepared transactions after a restart';
+COMMENT ON COLUMN lock_holders.name IS 'the name; NULL if hidden, and for a prepared transaction after a restart';
 COMMENT ON COLUMN lock_holders.mode IS 'the mode in which it is held; NULL for leases';
 COMMENT ON COLUMN lock_holders.holds IS 'how often it was taken and not given back; NULL for native advisory locks and leases';
-COMMENT ON COLUMN lock_holders.pid IS 'the session''s process; NULL for a prepared transaction, and for a lease that is not bound to a session';
+COMMENT ON COLUMN lock_holders.pid IS 'the session''s process; NULL for a prepared transaction and a lease that is not bound';
 COMMENT ON COLUMN lock_holders.usename IS 'the session''s role; of a lease, the role that acquired it';
 COMMENT ON COLUMN lock_holders.application_name IS 'the session''s application_name';
 COMMENT ON COLUMN lock_holders.client_addr IS 'where its client connects from; NULL for a Unix socket, or without the right to see it';
-COMMENT ON COLUMN lock_holders.state IS 'what the session does, as in pg_stat_activity; prepared for a prepared transaction; held or kept for a lease';
+COMMENT ON COLUMN lock_holders.state IS 'as in pg_stat_activity; prepared for a prepared transaction; held or kept for a lease';
 COMMENT ON COLUMN lock_holders.acquired_at IS 'since when it is held; NULL where only the server knows of the lock';
 COMMENT ON COLUMN lock_holders.held_for IS 'for how long it has been held';
 COMMENT ON COLUMN lock_holders.hold_limit IS 'the limit that ends the session when overrun';
@@ -84,9 +84,9 @@ COMMENT ON COLUMN lock_holders.database IS 'the database the lock is in; NULL wh
 COMMENT ON COLUMN lock_holders.gid IS 'the identifier of the prepared transaction that holds it';
 COMMENT ON COLUMN lock_holders.classid IS 'as in pg_locks';
 COMMENT ON COLUMN lock_holders.objid IS 'as in pg_locks';
-COMMENT ON COLUMN lock_holders.objsubid IS 'as in pg_locks; of a lease, the lock that guards of it hold; of a slot, (objsubid & 2047) + 1 is its number';
+COMMENT ON COLUMN lock_holders.objsubid IS 'as in pg_locks; of a slot, (objsubid & 2047) + 1 is its number';
 
-CREATE FUNCTION lock_waiters(
+CREATE FUNCTION _lock_waiters(
     OUT kind text,
     OUT domain text,
     OUT name text,
@@ -102,7 +102,7 @@ CREATE FUNCTION lock_waiters(
 RETURNS SETOF record
 VOLATILE PARALLEL UNSAFE COST 1000 ROWS 10
 LANGUAGE c AS 'MODULE_PATHNAME', 'lock_waiters_wrapper';
-COMMENT ON FUNCTION lock_waiters() IS 'the rows of the view lock_waiters';
+COMMENT ON FUNCTION _lock_waiters() IS 'the rows of the view lock_waiters';
 
 CREATE VIEW lock_waiters AS
 SELECT
@@ -118,11 +118,11 @@ SELECT
     w.deadline,
     w.queue_position,
     w.blocked_by
-FROM @extschema@.lock_waiters() AS w;
-COMMENT ON VIEW lock_waiters IS 'one row for each session that waits for a named or native advisory lock, a semaphore or a lease';
+FROM @extschema@._lock_waiters() AS w;
+COMMENT ON VIEW lock_waiters IS 'who waits: for named and native advisory locks, semaphores and leases';
 COMMENT ON COLUMN lock_waiters.kind IS 'session, transaction, semaphore, lease, or advisory (a native advisory lock)';
 COMMENT ON COLUMN lock_waiters.domain IS 'what stands before the first colon of the name';
-COMMENT ON COLUMN lock_waiters.name IS 'the name; NULL for other roles'' waits, but for pg_read_all_stats';
+COMMENT ON COLUMN lock_waiters.name IS 'the name; NULL if hidden';
 COMMENT ON COLUMN lock_waiters.mode IS 'the mode asked for; NULL for leases';
 COMMENT ON COLUMN lock_waiters.pid IS 'the waiting session''s process';
 COMMENT ON COLUMN lock_waiters.usename IS 'its role';
@@ -131,7 +131,7 @@ COMMENT ON COLUMN lock_waiters.wait_started IS 'since when it waits';
 COMMENT ON COLUMN lock_waiters.waited IS 'for how long it has waited';
 COMMENT ON COLUMN lock_waiters.deadline IS 'when its timeout ends the wait; NULL without one';
 COMMENT ON COLUMN lock_waiters.queue_position IS 'its place in the queue for that lock, from 1';
-COMMENT ON COLUMN lock_waiters.blocked_by IS 'the processes it waits for, as pg_blocking_pids() tells; for the first in a queue those that hold slots of the semaphore, or guard or are granted the lease';
+COMMENT ON COLUMN lock_waiters.blocked_by IS 'the processes it waits for, as pg_blocking_pids() tells';
 
 CREATE FUNCTION lock_graph()
 RETURNS text

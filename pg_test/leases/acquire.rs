@@ -727,7 +727,7 @@ fn a_latin1_database_has_the_same_names() {
         error.is("55006").message_has(name);
         // The key is that of the name in UTF-8.
         assert_eq!(
-            a.text(&format!("select key from lease where name = '{name}'")),
+            a.text(&format!("select key from _lease where name = '{name}'")),
             server
                 .session("lease")
                 .text(&format!("select ((classid::bigint << 32) | objid::bigint)::text from named_lock_key('{name}')")),
@@ -839,7 +839,7 @@ fn a_named_lock_of_the_same_name_is_another_thing() {
 fn rows_of_ended_leases_go() {
     let database = Server::shared().new_database("lease_rows", "UTF8");
     let mut a = database.session("lease a");
-    let rows = "select count(*) from lease";
+    let rows = "select count(*) from _lease";
     a.run(
         "select lease_release(k, token) from (select 'r' || i from generate_series(1, 50) as i) as n(k), \
            lateral lease_acquire(k, '1 hour')",

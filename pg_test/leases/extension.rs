@@ -52,13 +52,13 @@ fn c46_alter_extension_update_with_leases_held() {
     until_queued(&mut admin, "k", 1);
     b.run("begin");
     guard(&mut b, "guarded", guarded);
-    let before = admin.column("select l::text from lease as l order by token");
+    let before = admin.column("select l::text from _lease as l order by token");
     admin.run("set statement_timeout = '30 s'");
     admin.run(&format!("alter extension named_locks update to '{}'", update.version));
     assert_eq!(admin.text("select extversion from pg_extension where extname = 'named_locks'"), update.version);
     assert_eq!(admin.int("select lease_of_tomorrow()"), 1);
     // They stay held, as they were.
-    assert_eq!(admin.column("select l::text from lease as l order by token"), before);
+    assert_eq!(admin.column("select l::text from _lease as l order by token"), before);
     for session in [&mut a, &mut admin] {
         assert!(check(session, "k", token));
         assert!(check(session, "bound", bound));
@@ -273,15 +273,15 @@ fn c46_the_schema_is_renamed() {
         }
         // Another schema of the old name, with things of the same names, is none of ours.
         admin.run(&format!(
-            "create schema {from}; create table {from}.lease (i int); create sequence {from}.lease_token; \
-             create sequence {from}.lease_timeline"
+            "create schema {from}; create table {from}._lease (i int); create sequence {from}._lease_token; \
+             create sequence {from}._lease_timeline"
         ));
         renew(&mut a, "k", token, "");
         take(&mut a, &format!("in {to}"), "1 hour", "");
-        assert_eq!(admin.int(&format!("select count(*) from {from}.lease")), 0);
+        assert_eq!(admin.int(&format!("select count(*) from {from}._lease")), 0);
         admin.run(&format!("drop schema {from} cascade"));
     }
-    for work in ["vacuum full lease", "reindex table lease", "cluster lease using lease_pkey"] {
+    for work in ["vacuum full _lease", "reindex table _lease", "cluster _lease using _lease_pkey"] {
         admin.run(work);
         assert!(check(&mut a, "k", token), "{work}");
     }

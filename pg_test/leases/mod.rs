@@ -211,7 +211,7 @@ fn shown(session: &mut Session, name: &str) -> Vec<String> {
 #[track_caller]
 fn stored(watch: &mut Session, name: &str) -> Vec<String> {
     watch.column(&format!(
-        "select concat_ws(' ', l.xmin, l.xmax, l.ctid, l::text) from lease as l where l.name = {} and l.token > 0 order by l.token",
+        "select concat_ws(' ', l.xmin, l.xmax, l.ctid, l::text) from _lease as l where l.name = {} and l.token > 0 order by l.token",
         literal(name)
     ))
 }

@@ -662,7 +662,7 @@ impl World<'_> {
                 return wrong(format!("{sql}: {rows:?}"));
             }
         }
-        let (slot, _) = self.ask(who, &format!("select slot from lease where token = {token}"))?;
+        let (slot, _) = self.ask(who, &format!("select slot from _lease where token = {token}"))?;
         let slot: usize = match slot.first().and_then(|row| row.get(0)) {
             Some(slot) => slot.parse().expect("a number"),
             None => return wrong(format!("{sql}: {token} has no row")),

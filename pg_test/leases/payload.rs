@@ -186,11 +186,11 @@ fn a_large_one_costs_a_renewal_nothing() {
     let payload = "(select jsonb_agg(md5(i::text)) from generate_series(1, 3000) as i)";
     let token = take(&mut a, "k", "1 hour", &format!(", payload => {payload}"));
     renew(&mut a, "k", token, "");
-    let before = a.int("select pg_total_relation_size('lease')");
+    let before = a.int("select pg_total_relation_size('_lease')");
     for _ in 0..300 {
         renew(&mut a, "k", token, "");
     }
-    let after = a.int("select pg_total_relation_size('lease')");
+    let after = a.int("select pg_total_relation_size('_lease')");
     assert!(after <= before + 8 * 8192, "{before} and now {after}");
     is_shown(&mut a, "k", payload);
     // What is stored is in one row, and the payload beside it.
@@ -231,7 +231,7 @@ fn read_while_it_is_replaced_and_vacuumed_away() {
         n += 1;
         renew(&mut a, "k", token, &format!(", payload => {}", payload(n)));
         if n % 3 == 0 {
-            vacuum.run("vacuum lease");
+            vacuum.run("vacuum _lease");
         }
     }
     for reader in readers {

@@ -146,7 +146,7 @@ fn c37_the_same_renewal_twice() {
     a.run("commit");
     a.run(&format!("select lease_renew('{k}', {token}), lease_renew('{k}', {token})"));
     assert!(check(&mut b, &k, token));
-    assert_eq!(a.int(&format!("select count(*) from lease where name = '{k}'")), 1);
+    assert_eq!(a.int(&format!("select count(*) from _lease where name = '{k}'")), 1);
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn a_renewal_stays_in_its_place() {
     let mut a = database.session("lease a");
     let tokens: Vec<i64> =
         (0..20).map(|i| take(&mut a, &format!("k{i}"), "1 hour", ", payload => '{\"v\": 1}'")).collect();
-    let size = "select pg_total_relation_size('lease')";
+    let size = "select pg_total_relation_size('_lease')";
     for (i, token) in tokens.iter().enumerate() {
         renew(&mut a, &format!("k{i}"), *token, "");
     }

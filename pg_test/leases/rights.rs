@@ -307,34 +307,34 @@ fn nobody_has_rights_on_the_table_and_the_sequences() {
     for (who, session, ..) in roles.all() {
         if who == "superuser" {
             // Who may do anything can, so that what follows is about rights.
-            session.run("begin; select count(*) from lease; select last_value from lease_token; rollback");
+            session.run("begin; select count(*) from _lease; select last_value from _lease_token; rollback");
             continue;
         }
         session.run("begin");
-        session.fails("lock table lease in access share mode").is("42501");
+        session.fails("lock table _lease in access share mode").is("42501");
         session.run("rollback");
         for statement in [
-            "select count(*) from lease",
-            "select key from lease limit 1",
-            "update lease set expires_at = 'infinity'",
-            "delete from lease",
-            "insert into lease select * from lease",
+            "select count(*) from _lease",
+            "select key from _lease limit 1",
+            "update _lease set expires_at = 'infinity'",
+            "delete from _lease",
+            "insert into _lease select * from _lease",
             "truncate lease",
-            "alter table lease add column x int",
-            "create trigger t before insert on lease for each row execute function suppress_redundant_updates_trigger()",
-            "select last_value from lease_token",
-            "select nextval('lease_token')",
-            "select setval('lease_token', 1)",
-            "select setval('lease_timeline', 1)",
-            "select nextval('lease_timeline')",
-            "copy lease to stdout",
+            "alter table _lease add column x int",
+            "create trigger t before insert on _lease for each row execute function suppress_redundant_updates_trigger()",
+            "select last_value from _lease_token",
+            "select nextval('_lease_token')",
+            "select setval('_lease_token', 1)",
+            "select setval('_lease_timeline', 1)",
+            "select nextval('_lease_timeline')",
+            "copy _lease to stdout",
         ] {
             session.fails(statement).is("42501");
         }
     }
     assert_eq!(
         roles.superuser.column(
-            "select c.relname from pg_class as c where c.relname in ('lease', 'lease_token', 'lease_timeline') \
+            "select c.relname from pg_class as c where c.relname in ('_lease', '_lease_token', '_lease_timeline') \
                 and has_table_privilege('pg_monitor', c.oid, 'select, insert, update, delete, truncate, references, trigger')"
         ),
         [""; 0]
@@ -353,11 +353,11 @@ fn nothing_depends_on_the_callers_search_path() {
     admin.run(&format!(
         "drop extension named_locks cascade; create schema {schema}; create extension named_locks schema {schema}; \
          grant usage on schema {schema} to {role}; \
-         create schema {trap} authorization {role};          create table {trap}.lease (like {schema}.lease); alter table {trap}.lease owner to {role}"
+         create schema {trap} authorization {role};          create table {trap}._lease (like {schema}._lease); alter table {trap}._lease owner to {role}"
     ));
     let mut a = database.session_as(&role, "lease a");
     a.run(&format!(
-        "create sequence {trap}.lease_token; create sequence {trap}.lease_timeline; \
+        "create sequence {trap}._lease_token; create sequence {trap}._lease_timeline; \
          create function {trap}.sprung() returns void language plpgsql as $$ begin raise 'trapped as %', current_user; end $$; \
          create function {trap}.clock_timestamp() returns timestamptz language plpgsql as $$ begin raise 'trapped'; end $$; \
          create function {trap}.nextval(regclass) returns bigint language plpgsql as $$ begin raise 'trapped'; end $$; \
@@ -388,7 +388,7 @@ fn nothing_depends_on_the_callers_search_path() {
         assert!(a.flag(&format!("select {schema}.lease_release('{k}', {second})")));
         assert_eq!(a.int(&format!("select {schema}.lease_break('{k}')")), 1);
     }
-    assert_eq!(admin.int(&format!("select count(*) from {trap}.lease")), 0);
+    assert_eq!(admin.int(&format!("select count(*) from {trap}._lease")), 0);
     assert_eq!(admin.int(&format!("select count(*) from {schema}.lock_holders where kind = 'lease'")), 0);
 }
 

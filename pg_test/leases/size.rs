@@ -52,7 +52,7 @@ fn cluster(more: &[&str]) -> Cluster {
 
 /// The whole of the table: rows, index and what else belongs to it.
 fn size(watch: &mut Session) -> i64 {
-    watch.int("select pg_total_relation_size('lease')")
+    watch.int("select pg_total_relation_size('_lease')")
 }
 
 #[test]
@@ -157,15 +157,15 @@ fn renewals_leave_the_table_its_size() {
         // The first few rounds find the room that they need.
         a.run(&format!("call renew_many('{stem} ', {leases}, 20)"));
         a.run("select pg_stat_force_next_flush()");
-        let before = (watch.int("select pg_relation_size('lease')"), size(&mut watch));
-        watch.run("select pg_stat_reset_single_table_counters('lease'::regclass)");
+        let before = (watch.int("select pg_relation_size('_lease')"), size(&mut watch));
+        watch.run("select pg_stat_reset_single_table_counters('_lease'::regclass)");
         a.run(&format!("call renew_many('{stem} ', {leases}, {rounds})"));
         a.run("select pg_stat_force_next_flush()");
         let stats =
-            watch.column("select n_tup_upd || ' ' || n_tup_hot_upd from pg_stat_user_tables where relname = 'lease'");
+            watch.column("select n_tup_upd || ' ' || n_tup_hot_upd from pg_stat_user_tables where relname = '_lease'");
         let updates = leases * rounds;
         assert_eq!(stats, [format!("{updates} {updates}")], "{stem}: all in place");
-        let after = (watch.int("select pg_relation_size('lease')"), size(&mut watch));
+        let after = (watch.int("select pg_relation_size('_lease')"), size(&mut watch));
         assert_eq!(after, before, "{stem}");
         assert_eq!(watch.int(&format!("select count(*) from lock_holders where name like '{stem} %'")), leases);
     }
@@ -177,7 +177,7 @@ fn requests_and_kept_releases_leave_a_small_table() {
     let cluster = cluster(&[]);
     let mut watch = cluster.session("watch");
     let token = take(&mut watch, "k", "1 hour");
-    watch.run("select pg_stat_force_next_flush(); select pg_stat_reset_single_table_counters('lease'::regclass)");
+    watch.run("select pg_stat_force_next_flush(); select pg_stat_reset_single_table_counters('_lease'::regclass)");
     for number in 0..1000 {
         watch.run(&format!("select lease_request('k', 'reason {number}')"));
         watch.run(&format!("select lease_renew('k', {token})"));
@@ -186,11 +186,11 @@ fn requests_and_kept_releases_leave_a_small_table() {
     watch.run("select pg_stat_force_next_flush()");
     // Nearly all in place: now and then the rows of requests, which come and go, fill the page.
     assert!(watch.flag(
-        "select n_tup_upd >= 1001 and n_tup_hot_upd >= 0.95 * n_tup_upd from pg_stat_user_tables where relname = 'lease'"
+        "select n_tup_upd >= 1001 and n_tup_hot_upd >= 0.95 * n_tup_upd from pg_stat_user_tables where relname = '_lease'"
     ));
     // A request is a row of its own, the one before it goes; the last one stays until somebody's grant comes by.
-    assert!(watch.int("select count(*) from lease") <= 2);
-    let pages = watch.int("select pg_relation_size('lease') / 8192");
+    assert!(watch.int("select count(*) from _lease") <= 2);
+    let pages = watch.int("select pg_relation_size('_lease') / 8192");
     assert!(pages <= 100, "{pages} pages");
 }
 
@@ -214,9 +214,9 @@ fn renewed_by_many_sessions(looks: bool) {
         let_pass(1);
     }
     running.into_iter().for_each(|running| drop(running.end()));
-    let pages = watch.int("select pg_relation_size('lease') / 8192");
+    let pages = watch.int("select pg_relation_size('_lease') / 8192");
     let in_place = watch.int(
-        "select n_tup_hot_upd * 100 / n_tup_upd from pg_stat_user_tables where relname = 'lease' and n_tup_upd > 0",
+        "select n_tup_hot_upd * 100 / n_tup_upd from pg_stat_user_tables where relname = '_lease' and n_tup_upd > 0",
     );
     println!("looks {looks}: {pages} pages for 40 leases after 40,000 renewals, {in_place} of 100 in place");
     assert!(pages <= 1000, "{pages} pages for 40 leases");
@@ -258,10 +258,10 @@ fn a_million_names_leave_a_small_table() {
     }
     let took = begun.elapsed();
     let before = size(&mut watch);
-    watch.run("vacuum lease");
+    watch.run("vacuum _lease");
     let after = size(&mut watch);
     println!("{NAMES} pairs in {took:?}; {before} bytes, {after} after VACUUM");
-    assert_eq!(watch.int("select count(*) from lease"), 0);
+    assert_eq!(watch.int("select count(*) from _lease"), 0);
     assert!(after < 16 * 1024 * 1024, "{after} bytes after VACUUM, {before} before");
 }
 
@@ -274,11 +274,11 @@ fn expired_rows_go_away_by_later_calls() {
     let_pass(150);
     assert_eq!(watch.int("select count(*) from lock_holders"), 0);
     watch.run("call pairs('other ', 1, 500)");
-    let left = watch.int("select count(*) from lease");
+    let left = watch.int("select count(*) from _lease");
     println!("{left} of 1,000 expired rows are left after 500 grants");
     assert!(left < 200, "{left} rows are left");
     watch.run("call pairs('more ', 1, 1000)");
-    let left = watch.int("select count(*) from lease");
+    let left = watch.int("select count(*) from _lease");
     assert!(left < 50, "{left} rows are left after more");
 
     // And where every lease is left to expire, the table is as large as one that has those of the last while.
@@ -286,7 +286,7 @@ fn expired_rows_go_away_by_later_calls() {
         watch.run(&format!("call take_many('round {round} ', 1, 200, 10, '100 ms')"));
         let_pass(110);
     }
-    let left = watch.int("select count(*) from lease");
+    let left = watch.int("select count(*) from _lease");
     println!("{left} of 4,000 expired rows are left");
     assert!(left < 1000, "{left} rows are left");
 }

@@ -996,9 +996,13 @@ fn vacuum_and_the_like() {
     for _ in 0..100 {
         renew(&mut a, "k", token, "");
     }
-    for work in
-        ["vacuum lease", "vacuum full lease", "reindex table lease", "analyze lease", "cluster lease using lease_pkey"]
-    {
+    for work in [
+        "vacuum _lease",
+        "vacuum full _lease",
+        "reindex table _lease",
+        "analyze _lease",
+        "cluster _lease using _lease_pkey",
+    ] {
         a.run(work);
         assert!(check(&mut a, "k", token), "{work}");
         renew(&mut a, "k", token, "");

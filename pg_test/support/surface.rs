@@ -298,11 +298,11 @@ pub const FUNCTIONS: [Function; 45] = [
         "select lock_domain_set('of the table', max_wait => '1 s')",
     ),
     for_owner("lock_domain_drop(text)", Does::Administer, "select lock_domain_drop('of the table')"),
-    for_owner("lock_domain_changed()", Does::Trigger, "select lock_domain_changed() is null"),
-    function("lock_holders()", Does::Look, "", "select * from lock_holders()"),
-    function("lock_waiters()", Does::Look, "", "select * from lock_waiters()"),
+    for_owner("_lock_domain_changed()", Does::Trigger, "select _lock_domain_changed() is null"),
+    function("_lock_holders()", Does::Look, "", "select * from _lock_holders()"),
+    function("_lock_waiters()", Does::Look, "", "select * from _lock_waiters()"),
     function("lock_graph()", Does::Look, "", "select lock_graph()"),
-    function("lock_stats()", Does::Look, "", "select * from lock_stats()"),
+    function("_lock_stats()", Does::Look, "", "select * from _lock_stats()"),
     for_owner("lock_stats_reset()", Does::Administer, "select lock_stats_reset()"),
 ];
 
@@ -318,10 +318,10 @@ pub struct Relation {
 
 /// Every table, sequence and view.
 pub const RELATIONS: [Relation; 8] = [
-    Relation { name: "lease", kind: 'r', is_for: For::Owner },
-    Relation { name: "lease_timeline", kind: 'S', is_for: For::Owner },
-    Relation { name: "lease_token", kind: 'S', is_for: For::Owner },
-    Relation { name: "lock_domain", kind: 'r', is_for: For::Owner },
+    Relation { name: "_lease", kind: 'r', is_for: For::Owner },
+    Relation { name: "_lease_timeline", kind: 'S', is_for: For::Owner },
+    Relation { name: "_lease_token", kind: 'S', is_for: For::Owner },
+    Relation { name: "_lock_domain", kind: 'r', is_for: For::Owner },
     Relation { name: "lock_domains", kind: 'v', is_for: For::Everyone },
     Relation { name: "lock_holders", kind: 'v', is_for: For::Everyone },
     Relation { name: "lock_stats", kind: 'v', is_for: For::Everyone },

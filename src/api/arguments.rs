@@ -1,5 +1,6 @@
 //! What the SQL functions' arguments mean.
 
+use crate::rules::domain::Rule;
 use crate::rules::error::Error;
 use crate::rules::holds::Scope;
 use crate::rules::interval::{Interval, Wait, hold_limit_micros};
@@ -76,10 +77,7 @@ pub fn by_rules(fcinfo: pg_sys::FunctionCallInfo, parts: &mut [Part<'_>], mut wa
         };
         last = Some((lock.domain(), rule));
         if let Some(rule) = rule {
-            wait = rule.cap(wait, lock_timeout());
-            if part.owner.scope() == Scope::Session {
-                part.hold_limit = rule.hold_limit(None, || lock.describe())?;
-            }
+            (wait, part.hold_limit) = limits(&rule, &lock, part.owner.scope(), wait, part.hold_limit)?;
         }
     }
     Ok(wait)
@@ -90,11 +88,23 @@ pub fn by_rule(fcinfo: pg_sys::FunctionCallInfo, lock: &Lock<'_>, request: Reque
     let Some(rule) = domains::rule(|| Tables::beside(fcinfo), lock.domain(), || lock.describe())? else {
         return Ok(request);
     };
-    let hold_limit = match request.scope {
-        Scope::Session => rule.hold_limit(request.hold_limit, || lock.describe())?,
+    let (wait, hold_limit) = limits(&rule, lock, request.scope, request.wait, request.hold_limit)?;
+    Ok(Request { wait, hold_limit, ..request })
+}
+
+/// How long a call may wait by a rule, and for how long a session hold may last.
+fn limits(
+    rule: &Rule,
+    lock: &Lock<'_>,
+    scope: Scope,
+    wait: Wait,
+    hold_limit: Option<i64>,
+) -> Result<(Wait, Option<i64>), Problem> {
+    let hold_limit = match scope {
+        Scope::Session => rule.hold_limit(hold_limit, || lock.describe())?,
         Scope::Transaction => None,
     };
-    Ok(Request { wait: rule.cap(request.wait, lock_timeout()), hold_limit, ..request })
+    Ok((rule.cap(wait, lock_timeout()), hold_limit))
 }
 
 /// How a lock is asked for.

@@ -1,4 +1,4 @@
-//! Everything that can be wrong with a call, each with its SQLSTATE and what to do about it.
+//! Everything that can be wrong with a call, each with its SQLSTATE, what to do about it, and where to read on.
 
 use super::interval::Wait;
 use super::key::MAX_PERMITS;
@@ -9,8 +9,11 @@ use super::tree::MAX_PARTS;
 /// At most so many holders or holds are listed in an error's DETAIL.
 const MAX_LISTED: usize = 5;
 
-/// Why a call fails. [`message`](std::fmt::Display), [`detail`](Error::detail) and [`hint`](Error::hint) are for people,
-/// [`sqlstate`](Error::sqlstate) is for programs.
+/// The page of the documentation that has an anchor for each kind of error, in the folder where that is installed.
+const PAGE: &str = "reference/errors.md";
+
+/// Why a call fails; of two kinds the client is only warned. [`message`](std::fmt::Display), [`detail`](Error::detail) and
+/// [`hint`](Error::hint) are for people, [`sqlstate`](Error::sqlstate) is for programs.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{argument} must not be null")]
@@ -103,6 +106,21 @@ pub enum Error {
     NotByTrigger,
     #[error("the tables of the extension are not those that this version of its library works with")]
     Tables,
+    #[error("{lock} was held longer than its hold_limit of {millis} ms")]
+    HoldLimitOverrun { lock: String, millis: i64 },
+    #[error("{lock} is a session lock, and named_locks.session_locks is \"warn\" here")]
+    SessionLocksWarn { lock: String },
+    #[error("no shared memory for the names of locks: locks work, but views do not show their names")]
+    NoNames,
+}
+
+/// What is the same for all errors of a kind.
+struct Kind {
+    sqlstate: &'static str,
+    /// The anchor of its paragraph in the documentation; stable, as it is in logs and bookmarks.
+    anchor: &'static str,
+    /// What to do.
+    advice: &'static str,
 }
 
 /// How long a call that did not get its lock has waited.
@@ -223,47 +241,185 @@ fn held_by(holders: &[Holder]) -> String {
 }
 
 impl Error {
+    /// All that is known of each kind of error but for its texts about the case at hand.
+    fn kind(&self) -> Kind {
+        let (sqlstate, anchor, advice) = match self {
+            Error::Null { .. } => {
+                ("22004", "null-argument", "Give a value. An argument that is left out has its default.")
+            }
+            Error::EmptyName => ("22023", "empty-name", "A name has 1 to 1,024 bytes."),
+            Error::NameTooLong { .. } => ("22001", "name-too-long", "Use a shorter name, or a hash of this one."),
+            Error::Timeout => {
+                ("22023", "timeout-out-of-range", "Leave timeout out to wait as the server would; 0 is one try.")
+            }
+            Error::HoldLimit => (
+                "22023",
+                "hold-limit-out-of-range",
+                "Leave hold_limit out to hold the lock for as long as the session lasts.",
+            ),
+            Error::ModeNotNative { .. } => ("22023", "mode-not-native", "Use exclusive or share."),
+            Error::UnknownMode => (
+                "22023",
+                "unknown-mode",
+                "Use exclusive, share, intent share, intent exclusive or share intent exclusive.",
+            ),
+            Error::KeyClash { .. } => (
+                "54000",
+                "key-clash",
+                "Two names with the same hash cannot be locked at once. Use a longer or another name for one of them.",
+            ),
+            Error::InRecovery { .. } => (
+                "25006",
+                "lock-on-standby",
+                "Connect to the primary. Under named_locks.allow_on_standby locks exclude this standby's sessions only.",
+            ),
+            Error::ParallelWorker => {
+                ("25000", "parallel-worker", "Mark functions that call these functions PARALLEL UNSAFE.")
+            }
+            Error::SessionLocksOff { .. } => (
+                "0A000",
+                "session-locks-off",
+                "Use named_xact_lock(), or a lease that is not bound: behind a transaction pooler a session lock stays on the \
+                 server's connection.",
+            ),
+            Error::SessionLocksWarn { .. } => (
+                "01000",
+                "session-locks-warn",
+                "Behind a transaction pooler, use named_xact_lock(), or a lease that is not bound.",
+            ),
+            Error::TooManyLocks { .. } => (
+                "53400",
+                "too-many-locks",
+                "Release locks, take one coarser lock, or let an administrator raise the setting.",
+            ),
+            Error::NotObtained { .. } => (
+                "55P03",
+                "lock-not-obtained",
+                "Wait longer, or look at the view lock_holders; pg_terminate_backend() ends a holder's session.",
+            ),
+            Error::NoTimer { .. } => (
+                "53000",
+                "no-timer",
+                "Leave hold_limit out, or raise the limit of pending signals for the server (ulimit -i).",
+            ),
+            Error::NoNames => (
+                "53200",
+                "no-names",
+                "Make room where the server keeps its dynamic shared memory, such as /dev/shm, and connect again.",
+            ),
+            Error::HoldLimitOverrun { .. } => (
+                "57P01",
+                "hold-limit-overrun",
+                "Connect again: all that the session held is free. Work that takes longer needs a longer hold_limit.",
+            ),
+            Error::NotHeld { .. } => (
+                "55000",
+                "lock-not-held",
+                "A lock is released by the session that took it. Behind a pooler the next statement may run in another \
+                 session.",
+            ),
+            Error::HeldByTransaction { .. } => {
+                ("55000", "held-by-transaction", "It is released at the end of the transaction.")
+            }
+            Error::HeldByTree { .. } => (
+                "55000",
+                "held-by-tree",
+                "named_unlock_tree() gives back a tree, named_lock_convert() changes its mode, by the path that was locked.",
+            ),
+            Error::NotOneHold { .. } => {
+                ("55000", "not-one-hold", "A conversion needs exactly one session hold of the name.")
+            }
+            Error::TooManyNames { .. } => {
+                ("54000", "too-many-names", "Take one coarser lock, or fewer names at a time.")
+            }
+            Error::MaxLocks => ("22023", "max-locks-out-of-range", "Leave max_locks out to lock one name."),
+            Error::EmptyPart { .. } => {
+                ("22023", "empty-path-part", "The parts of a path stand between single slashes: tenant/42/orders.")
+            }
+            Error::TooManyParts { .. } => {
+                ("22023", "too-many-path-parts", "Lock a path further up: that shuts out all below it.")
+            }
+            Error::NotSnapshotFree { .. } => (
+                "25001",
+                "not-snapshot-free",
+                "CALL it on its own, outside a transaction block, or use the function that waits with a snapshot: \
+                 named_lock() or lease_acquire().",
+            ),
+            Error::TextTooLong { .. } => ("22001", "text-too-long", "Put what is longer into the payload."),
+            Error::Ttl => {
+                ("22023", "ttl-out-of-range", "Give the time to live after each renewal, and renew at a third of it.")
+            }
+            Error::KeepFor => ("22023", "keep-for-out-of-range", "Leave keep_for out to free the lease at once."),
+            Error::Permits => ("22023", "permits-out-of-range", "Give how many may have it at a time."),
+            Error::Slot => ("22023", "slot-out-of-range", "Give the number that named_semaphore() has returned."),
+            Error::PermitsDiffer { .. } => {
+                ("22023", "permits-differ", "All who share a lease have to give the same number of permits.")
+            }
+            Error::LeaseNotObtained { .. } => {
+                ("55P03", "lease-not-obtained", "Wait longer, or look at the view lock_holders.")
+            }
+            Error::LeaseTaken { .. } => (
+                "55006",
+                "lease-taken",
+                "Stop what the lease stands for: another may be at it. Then acquire the lease anew.",
+            ),
+            Error::LeaseEnded { .. } => (
+                "55000",
+                "lease-ended",
+                "Stop what the lease stands for: another may be at it. Then acquire the lease anew.",
+            ),
+            Error::NotYourLease { .. } => (
+                "42501",
+                "not-your-lease",
+                "A lease is changed by members of the role that acquired it; members of pg_signal_backend may break it.",
+            ),
+            Error::LeaseInRecovery { .. } => ("25006", "lease-on-standby", "Connect to the primary."),
+            Error::LeaseReadOnly { .. } => {
+                ("25006", "lease-read-only", "A lease is a row: use a transaction that is READ WRITE.")
+            }
+            Error::PreparedLease => (
+                "0A000",
+                "prepared-lease",
+                "Commit the change of the lease first; lease_guard() may be part of a prepared transaction.",
+            ),
+            Error::DomainDenied { .. } => (
+                "42501",
+                "domain-denied",
+                "The view lock_domains says members of which role may lock names in the domain.",
+            ),
+            Error::OverMaxHold { .. } => (
+                "22023",
+                "over-max-hold",
+                "The view lock_domains has the limits; the extension's owner may change them.",
+            ),
+            Error::DomainWithColon { .. } => {
+                ("22023", "domain-with-colon", "The domain of a name is what stands before its first colon.")
+            }
+            Error::MaxWait => ("22023", "max-wait-out-of-range", "Leave max_wait out to let calls wait for ever."),
+            Error::MaxHold => {
+                ("22023", "max-hold-out-of-range", "Leave max_hold out to let locks and leases be held for ever.")
+            }
+            Error::NotDomainOwner => ("42501", "not-domain-owner", "Only the extension's owner and superusers may."),
+            Error::NoSuchRole => {
+                ("42704", "no-such-role", "Give a role that exists, or leave role out to let everybody use the domain.")
+            }
+            Error::NotByTrigger => {
+                ("39P01", "not-by-trigger", "Change the rules for domains by lock_domain_set() and lock_domain_drop().")
+            }
+            Error::Tables => ("55000", "wrong-tables", "Run ALTER EXTENSION named_locks UPDATE."),
+        };
+        Kind { sqlstate, anchor, advice }
+    }
+
     /// The five characters by which programs know the error.
     pub fn sqlstate(&self) -> &'static str {
-        match self {
-            Error::Null { .. } => "22004",
-            Error::NoTimer { .. } => "53000",
-            Error::EmptyName
-            | Error::UnknownMode
-            | Error::Timeout
-            | Error::HoldLimit
-            | Error::Ttl
-            | Error::KeepFor
-            | Error::Permits
-            | Error::Slot
-            | Error::PermitsDiffer { .. }
-            | Error::OverMaxHold { .. }
-            | Error::DomainWithColon { .. }
-            | Error::MaxWait
-            | Error::MaxHold
-            | Error::MaxLocks
-            | Error::EmptyPart { .. }
-            | Error::TooManyParts { .. }
-            | Error::ModeNotNative { .. } => "22023",
-            Error::NameTooLong { .. } | Error::TextTooLong { .. } => "22001",
-            Error::KeyClash { .. } | Error::TooManyNames { .. } => "54000",
-            Error::InRecovery { .. } | Error::LeaseInRecovery { .. } | Error::LeaseReadOnly { .. } => "25006",
-            Error::ParallelWorker => "25000",
-            Error::SessionLocksOff { .. } | Error::PreparedLease => "0A000",
-            Error::TooManyLocks { .. } => "53400",
-            Error::NotObtained { .. } | Error::LeaseNotObtained { .. } => "55P03",
-            Error::NotHeld { .. }
-            | Error::HeldByTransaction { .. }
-            | Error::HeldByTree { .. }
-            | Error::NotOneHold { .. }
-            | Error::LeaseEnded { .. }
-            | Error::Tables => "55000",
-            Error::LeaseTaken { .. } => "55006",
-            Error::NotYourLease { .. } | Error::DomainDenied { .. } | Error::NotDomainOwner => "42501",
-            Error::NotSnapshotFree { .. } => "25001",
-            Error::NoSuchRole => "42704",
-            Error::NotByTrigger => "39P01",
-        }
+        self.kind().sqlstate
+    }
+
+    /// What to do about it, and on a line of its own, where to read on.
+    pub fn hint(&self) -> String {
+        let Kind { anchor, advice, .. } = self.kind();
+        format!("{advice}\nDocumentation: {PAGE}#{anchor}")
     }
 
     /// More of what happened.
@@ -310,72 +466,12 @@ impl Error {
             _ => None,
         }
     }
-
-    /// What to do about it.
-    pub fn hint(&self) -> Option<&'static str> {
-        Some(match self {
-            Error::Timeout => "Leave timeout out to wait as the server would; 0 is one try.",
-            Error::ModeNotNative { .. } => "Use exclusive or share.",
-            Error::KeyClash { .. } => {
-                "Two names with the same hash cannot be locked at once. Use a longer or another name for one of them."
-            }
-            Error::InRecovery { .. } => {
-                "Locks taken on a standby exclude nobody on the primary. Connect to the primary, or set \
-                 named_locks.allow_on_standby where locks among this standby's sessions are wanted."
-            }
-            Error::ParallelWorker => "Mark functions that call these functions PARALLEL UNSAFE.",
-            Error::SessionLocksOff { .. } => {
-                "Behind a transaction pooler a session lock stays on whichever server connection took it. \
-                 Use named_xact_lock(), or a lease that is not bound."
-            }
-            Error::TooManyLocks { .. } => {
-                "Release locks, take one coarser lock, or let an administrator raise the setting."
-            }
-            Error::NotObtained { .. } => {
-                "Wait longer, or look at the view lock_holders; pg_terminate_backend() ends a holder's session."
-            }
-            Error::NotHeld { .. } => {
-                "A lock is released by the session that took it. Behind a pooler the next statement may run in another \
-                 session."
-            }
-            Error::HeldByTransaction { .. } => "It is released at the end of the transaction.",
-            Error::HeldByTree { .. } => {
-                "named_unlock_tree() gives back a tree, named_lock_convert() changes its mode, by the path that was locked."
-            }
-            Error::TooManyNames { .. } => "Take one coarser lock, or fewer names at a time.",
-            Error::EmptyPart { .. } => "The parts of a path stand between single slashes: tenant/42/orders.",
-            Error::NotOneHold { .. } => "A conversion needs exactly one session hold of the name.",
-            Error::NotSnapshotFree { .. } => {
-                "CALL it on its own, outside a transaction block, or use the function that waits with a snapshot: \
-                 named_lock() or lease_acquire()."
-            }
-            Error::PermitsDiffer { .. } => "All who share a lease have to give the same number of permits.",
-            Error::LeaseNotObtained { .. } => "Wait longer, or look at the view lock_holders.",
-            Error::LeaseTaken { .. } | Error::LeaseEnded { .. } => {
-                "Stop what the lease stands for: another may be at it. Then acquire the lease anew."
-            }
-            Error::NotYourLease { .. } => {
-                "A lease is changed by members of the role that acquired it; members of pg_signal_backend may break it."
-            }
-            Error::DomainDenied { .. } => {
-                "The view lock_domains says members of which role may lock names in the domain."
-            }
-            Error::OverMaxHold { .. } => "The view lock_domains has the limits; the extension's owner may change them.",
-            Error::DomainWithColon { .. } => "The domain of a name is what stands before its first colon.",
-            Error::NotDomainOwner => "Only the extension's owner and superusers may.",
-            Error::LeaseInRecovery { .. } => "Connect to the primary.",
-            Error::PreparedLease => {
-                "Commit the change of the lease first; lease_guard() may be part of a prepared transaction."
-            }
-            Error::Tables => "Run ALTER EXTENSION named_locks UPDATE.",
-            _ => return None,
-        })
-    }
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+    use std::collections::HashSet;
 
     fn holder(pid: i32) -> Holder {
         Holder {
@@ -385,6 +481,96 @@ mod tests {
             state: Some("idle".into()),
             mode: "exclusive".into(),
             since: Some("2026-11-29 14:00:00+00".into()),
+        }
+    }
+
+    fn lease_holder() -> LeaseHolder {
+        LeaseHolder {
+            owner: Some("node-b".into()),
+            about: Some("address 10.0.0.7:5000".into()),
+            since: "2026-11-29 14:00:00+00".into(),
+            remaining: 12_345_678,
+        }
+    }
+
+    /// One error of each kind, as the reference shows them.
+    pub fn samples() -> Vec<Error> {
+        let lock = || "named lock \"report:daily\"".to_owned();
+        let lease = || "lease \"leader:app\"".to_owned();
+        let token = 7_861_425_340_672_063_489;
+        vec![
+            Error::Null { argument: "name" },
+            Error::EmptyName,
+            Error::NameTooLong { bytes: 1025 },
+            Error::Timeout,
+            Error::HoldLimit,
+            Error::ModeNotNative { mode: Mode::IntentShare },
+            Error::KeyClash { lock: "named lock \"M0plytOy\"".into(), other: Some("order-36325".into()) },
+            Error::InRecovery { lock: lock() },
+            Error::ParallelWorker,
+            Error::SessionLocksOff { lock: lock() },
+            Error::TooManyLocks { lock: lock(), limit: 1000 },
+            Error::NotObtained { lock: lock(), wait: Waited::Timeout(200), holders: vec![holder(42)] },
+            Error::NoTimer { error: "Resource temporarily unavailable (os error 11)".into() },
+            Error::UnknownMode,
+            Error::NotHeld { lock: lock(), mode: None, holders: vec![holder(42)], own: Vec::new() },
+            Error::HeldByTransaction { lock: lock() },
+            Error::NotOneHold { lock: lock(), holds: 2 },
+            Error::HeldByTree { lock: "named lock \"tenant/42\"".into() },
+            Error::TooManyNames { most: 10_000 },
+            Error::MaxLocks,
+            Error::EmptyPart { path: "tenant//orders".into() },
+            Error::TooManyParts { parts: 33 },
+            Error::NotSnapshotFree { lock: lock(), why: "in a transaction block or a function" },
+            Error::TextTooLong { argument: "owner", bytes: 1025 },
+            Error::Ttl,
+            Error::KeepFor,
+            Error::Permits,
+            Error::Slot,
+            Error::PermitsDiffer { lease: "lease \"api:geocoder\"".into(), permits: 3, asked: 4 },
+            Error::LeaseNotObtained { lease: lease(), wait: Waited::LockTimeout(5000), holder: Some(lease_holder()) },
+            Error::LeaseTaken { lease: lease(), token, holder: lease_holder() },
+            Error::LeaseEnded { lease: lease(), token, expired_for: Some(1_500_000) },
+            Error::NotYourLease { lease: lease(), what: "renew" },
+            Error::LeaseInRecovery { lease: lease(), what: "acquire" },
+            Error::LeaseReadOnly { lease: lease(), what: "acquire" },
+            Error::PreparedLease,
+            Error::DomainDenied { lock: "named lock \"deploy:app\"".into(), domain: "deploy".into() },
+            Error::OverMaxHold { lock: "named lock \"deploy:app\"".into(), what: "hold_limit", max_hold: 300_000_000 },
+            Error::DomainWithColon { domain: "deploy:app".into() },
+            Error::MaxWait,
+            Error::MaxHold,
+            Error::NotDomainOwner,
+            Error::NoSuchRole,
+            Error::NotByTrigger,
+            Error::Tables,
+            Error::HoldLimitOverrun { lock: lock(), millis: 30_000 },
+            Error::SessionLocksWarn { lock: lock() },
+            Error::NoNames,
+        ]
+    }
+
+    /// `samples` has all kinds, and each has an anchor of its own.
+    #[test]
+    fn each_kind_has_an_anchor() {
+        let kinds: HashSet<_> = samples().iter().map(std::mem::discriminant).collect();
+        // Each kind's message stands before it.
+        let all = include_str!("error.rs").lines().filter(|line| line.starts_with("    #[error(")).count();
+        assert_eq!(kinds.len(), all);
+        let anchors: HashSet<_> = samples().iter().map(|error| error.kind().anchor).collect();
+        assert_eq!(anchors.len(), all);
+        for anchor in anchors {
+            assert!(anchor.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-'), "{anchor}");
+        }
+    }
+
+    #[test]
+    fn a_hint_is_short_and_says_where_to_read_on() {
+        for error in samples() {
+            let hint = error.hint();
+            let (advice, page) = hint.split_once('\n').expect("two lines");
+            assert!(advice.ends_with('.') && advice.len() <= 140, "{advice}");
+            assert_eq!(page, format!("Documentation: reference/errors.md#{}", error.kind().anchor));
         }
     }
 
@@ -413,16 +599,7 @@ mod tests {
 
     #[test]
     fn a_lost_lease_names_the_holder() {
-        let error = Error::LeaseTaken {
-            lease: "lease \"leader\"".into(),
-            token: 42,
-            holder: LeaseHolder {
-                owner: Some("node-b".into()),
-                about: Some("address 10.0.0.7:5000".into()),
-                since: "2026-11-29 14:00:00+00".into(),
-                remaining: 12_345_678,
-            },
-        };
+        let error = Error::LeaseTaken { lease: "lease \"leader\"".into(), token: 42, holder: lease_holder() };
         assert_eq!(error.to_string(), "lease \"leader\" is held by another");
         assert_eq!(
             error.detail().unwrap(),

@@ -313,11 +313,12 @@ fn table_to_change<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<&'a [u8], Pro
     unsafe {
         let relation = pg_sys::relation_open(tables.lock_domain, pg_sys::AccessShareLock as i32);
         let (owner, schema) = ((*(*relation).rd_rel).relowner, (*(*relation).rd_rel).relnamespace);
+        let name = pg_sys::pstrdup((*(*relation).rd_rel).relname.data.as_ptr());
         pg_sys::relation_close(relation, pg_sys::AccessShareLock as i32);
         if !activity::may_act_as(owner) {
             return Err(Error::NotDomainOwner.into());
         }
-        let name = pg_sys::quote_qualified_identifier(pg_sys::get_namespace_name(schema), c"lock_domain".as_ptr());
+        let name = pg_sys::quote_qualified_identifier(pg_sys::get_namespace_name(schema), name);
         Ok(CStr::from_ptr(name).to_bytes())
     }
 }

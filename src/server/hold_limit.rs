@@ -98,6 +98,7 @@ unsafe extern "C-unwind" fn on_report(error: *mut pg_sys::ErrorData) {
             && let Some(overrun) = session::overrun()
         {
             (*error).detail = report::palloc_string(&format!("The {overrun}.")).cast_mut();
+            (*error).hint = report::palloc_string(&overrun.hint()).cast_mut();
         }
         if let Some(previous) = PREVIOUS_LOG_HOOK.get() {
             previous(error);

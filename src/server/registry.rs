@@ -18,6 +18,7 @@ use super::latch;
 use super::report;
 use super::statistics;
 use super::try_block::try_block;
+use crate::rules::error::Error;
 use crate::rules::holds::{Hold, IDLE_PLACES, Place, Scope};
 use crate::rules::key::Tag;
 use crate::rules::mode::Mode;
@@ -271,11 +272,7 @@ impl Registry {
             statistics::attach(joined.area, unsafe { &raw mut (*joined.directory).statistics });
             return Some(joined);
         }
-        report::warn(
-            "53200",
-            "no shared memory for the names of locks: locks work, but views do not show their names",
-            Some("Make room where the server keeps its dynamic shared memory, such as /dev/shm, and connect again."),
-        );
+        report::warn(&Error::NoNames);
         None
     }
 

@@ -59,9 +59,7 @@ pub fn answer<T>(result: Result<T, Problem>) -> T {
         // SAFETY: the callers keep to the rule above.
         Problem::Server(error) => unsafe { error.rethrow() },
         Problem::StatementTimeout => Parts::new("57014", "canceling statement due to statement timeout", None, None),
-        Problem::Rule(error) => {
-            Parts::new(error.sqlstate(), &error.to_string(), error.detail().as_deref(), error.hint())
-        }
+        Problem::Rule(error) => Parts::of(&error),
     };
     parts.report(pg_sys::PGERROR as i32);
     unreachable!("an ERROR does not return")
@@ -73,8 +71,8 @@ pub fn log(message: &str) {
 }
 
 /// Warns the client.
-pub fn warn(sqlstate: &str, message: &str, hint: Option<&str>) {
-    Parts::new(sqlstate, message, None, hint).report(pg_sys::WARNING as i32);
+pub fn warn(warning: &Error) {
+    Parts::of(warning).report(pg_sys::WARNING as i32);
 }
 
 /// The parts of a report, as C strings in the current memory context: raising an error frees them.
@@ -86,6 +84,10 @@ struct Parts {
 }
 
 impl Parts {
+    fn of(error: &Error) -> Self {
+        Self::new(error.sqlstate(), &error.to_string(), error.detail().as_deref(), Some(&error.hint()))
+    }
+
     fn new(sqlstate: &str, message: &str, detail: Option<&str>, hint: Option<&str>) -> Self {
         Self {
             sqlstate: pack_sqlstate(sqlstate),

@@ -45,11 +45,16 @@ impl Tables {
             try_block(|| {
                 let schema = ffi::get_func_namespace(function);
                 let find = |name: &CStr| ffi::get_relname_relid(name.as_ptr(), schema);
+                // Version 0.1.0 has them without the underscore.
+                let find = |name: &CStr, old: &CStr| match find(name) {
+                    pg_sys::InvalidOid => find(old),
+                    table => table,
+                };
                 Self {
-                    lease: find(c"lease"),
-                    token: find(c"lease_token"),
-                    timeline: find(c"lease_timeline"),
-                    lock_domain: find(c"lock_domain"),
+                    lease: find(c"_lease", c"lease"),
+                    token: find(c"_lease_token", c"lease_token"),
+                    timeline: find(c"_lease_timeline", c"lease_timeline"),
+                    lock_domain: find(c"_lock_domain", c"lock_domain"),
                 }
             })
         }?;

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-# For whoever owns the extension, at the new home of names, with the old one's `SELECT last_value FROM lease_token`: the next
+# For whoever owns the extension, at the new home of names, with the old one's `SELECT last_value FROM _lease_token`: the next
 # tokens are above all that the old home has given.
 RAISE_TOKENS = """
-    SELECT setval('lease_token', greatest(last_value, ((%(old)s::bigint >> 42) + 1) << 42)) FROM lease_token
+    SELECT setval('_lease_token', greatest(last_value, ((%(old)s::bigint >> 42) + 1) << 42)) FROM _lease_token
 """
 
 

@@ -190,7 +190,7 @@ pub(in crate::server) fn in_callback(work: impl FnOnce(&mut Session)) {
 }
 
 /// Which lock was held for too long, if the session ends for that. For the error that ends it.
-pub(in crate::server) fn overrun() -> Option<String> {
+pub(in crate::server) fn overrun() -> Option<Error> {
     SESSION.try_borrow_mut().ok()?.overrun()
 }
 
@@ -903,11 +903,11 @@ impl Session {
     }
 
     /// Which lock was held for too long, if the session ends for that.
-    fn overrun(&mut self) -> Option<String> {
+    fn overrun(&mut self) -> Option<Error> {
         let (place, limit) = self.ledger.earliest_limit().filter(|_| hold_limit::overran())?;
         let hold = self.ledger.hold(place);
         let lock = describe(hold.tag(), hold.name());
-        Some(format!("{lock} was held longer than its hold_limit of {} ms", limit.micros / 1_000))
+        Some(Error::HoldLimitOverrun { lock, millis: limit.micros / 1_000 })
     }
 
     /// The process ends.
@@ -956,11 +956,7 @@ pub fn check_session_locks(describe: impl FnOnce() -> String) -> Result<(), Prob
         SessionLocks::On => Ok(()),
         SessionLocks::Off => Err(Error::SessionLocksOff { lock: describe() }.into()),
         SessionLocks::Warn => {
-            report::warn(
-                "01000",
-                &format!("{} is a session lock, and named_locks.session_locks is \"warn\" here", describe()),
-                Some("Behind a transaction pooler, use named_xact_lock(), or a lease that is not bound."),
-            );
+            report::warn(&Error::SessionLocksWarn { lock: describe() });
             Ok(())
         }
     }
