@@ -8,14 +8,42 @@ PG ?= 15
 TEST ?=
 # Arguments for the program of `make run` and `make bench`.
 ARGS ?=
-# The server that `make install` installs into.
+# The server that `make install` installs into; below the folder DESTDIR, if one is given.
 PG_CONFIG ?= pg_config
+export DESTDIR
 
-.DEFAULT_GOAL := help
-.PHONY: help test reference upgrade field run bench install lint format audit clean distclean
+.DEFAULT_GOAL := all
+.PHONY: all install uninstall installcheck package package-test dist help test reference upgrade \
+	field run bench lint format audit clean distclean
+
+# What follows is as PGXS has it, so that `make && sudo make install && make installcheck` does what it does elsewhere.
+
+all: ## Build it for the server of PG_CONFIG=/path/to/pg_config
+	.ci/build $(PG_CONFIG)
+
+install: all ## Install it there, or below DESTDIR
+	.ci/install $(PG_CONFIG)
+
+uninstall: ## Take it away from there again
+	.ci/install --remove $(PG_CONFIG)
+
+installcheck: ## Test it on a running server, that of PGHOST, PGPORT and PGUSER
+	@$(MAKE) -C pg_test/regress installcheck PG_CONFIG=$(PG_CONFIG)
+
+package: ## Make a .deb for Debian's PostgreSQL: PG=15
+	.ci/setup --package $(PG)
+	.ci/package $(PG)
+
+package-test: package ## Install that in a clean Debian and try it there
+	.ci/setup --package-test $(PG)
+	.ci/package-test $(PG)
+
+dist: ## Make the archive of the sources for PGXN
+	.ci/setup --dist
+	.ci/dist
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
 test: ## Run the tests: PG=18 another server, TEST=name only some
 	.ci/setup $(PG)
@@ -41,10 +69,6 @@ run: ## Build it and try the examples
 bench: ## Build it and measure it, beside MariaDB, Redis and etcd too
 	.ci/setup --bench $(PG)
 	.ci/with-release $(PG) bench/run.py $(ARGS)
-
-install: ## Install into the server of PG_CONFIG=/path/to/pg_config
-	.ci/setup --tools
-	.ci/install $(PG_CONFIG)
 
 lint: ## Check form, style and spelling, and the crates that we build with
 	.ci/setup $(PG)

@@ -6,8 +6,8 @@ checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 
 # Nothing is built or installed outside this folder and the checkout's target/.
 # Layout: pgNN/ a private server for each major version, data/pgNN/ its test clusters, pgrx/ cargo-pgrx's
-# configuration, cargo/ cargo-pgrx itself, venv/ and node/ for the examples, load/ for the benchmarks, target/ and logs/
-# of .ci/run.
+# configuration, cargo/ cargo-pgrx itself, venv/ and node/ for the examples, load/ for the benchmarks, root-pgNN.tar a
+# clean Debian to try packages in, target/ and logs/ of .ci/run.
 if [ "$(id -u)" = 0 ]; then
     default_cache=/var/cache/named_locks
 else
@@ -67,6 +67,30 @@ pg_bin() {
 
 have_server() {
     [ -x "$(pg_bin "$1")/pg_config" ]
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif sudo -n true 2>/dev/null; then
+        sudo -n "$@"
+    else
+        sudo "$@"
+    fi
+}
+
+# Sets `pg_config`, a full path, `version` and `major`: of the PostgreSQL that $1 belongs to, or the one on the PATH.
+# Sets `staged`: the folder into which .ci/build builds for it.
+find_postgresql() {
+    local given=${1:-pg_config}
+    pg_config=$(command -v "$given") || die "there is no $given" "say which: make PG_CONFIG=/path/to/pg_config"
+    # Not its real path: a wrapper goes by the name it is called by.
+    [[ $pg_config = /* ]] || pg_config=$PWD/$pg_config
+    version=$("$pg_config" --version)
+    major=${version#PostgreSQL }
+    major=${major%%[!0-9]*}
+    # shellcheck disable=SC2034 # for who calls this
+    staged=${CARGO_TARGET_DIR:-$checkout/target}/named_locks-pg$major
 }
 
 as_server_user() {
