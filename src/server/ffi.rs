@@ -12,7 +12,7 @@ pub type TimeoutId = c_int;
 /// `timeout.h`: the timeout of a statement.
 pub const STATEMENT_TIMEOUT: TimeoutId = 3;
 
-/// `access/xact.h`: a pipeline has other statements in this transaction. From 14.5 on; earlier servers don't tell.
+/// `access/xact.h`: a pipeline has other statements in this transaction. From 14.7 on; before, the server doesn't tell.
 pub const XACT_FLAGS_PIPELINING: c_int = 1 << 3;
 
 /// `catalog/pg_db_role_setting.h`: the catalogue of settings by database and role.
