@@ -43,7 +43,7 @@ install: ## Install into the server of PG_CONFIG=/path/to/pg_config
 	.ci/install $(PG_CONFIG)
 
 lint: ## Check format, clippy, shell and Python
-	.ci/setup $(PG)
+	.ci/setup 14 $(PG)
 	.ci/lint $(PG)
 
 clean: ## Remove what was built here
