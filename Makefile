@@ -2,7 +2,7 @@
 # clone, as root and as an ordinary user with sudo. Servers, tools and test data go into a cache folder, never into the
 # system's PostgreSQL: NAMED_LOCKS_CACHE, by default /var/cache/named_locks for root, ~/.cache/named_locks for others.
 
-# The PostgreSQL to test on, 14 to 18. 18 is built with assertions.
+# The PostgreSQL to test on, 14 to 18. 18, and 17 where no package is to be had, are built with assertions.
 PG ?= 15
 # Tests whose name contains this.
 TEST ?=
@@ -71,7 +71,7 @@ bench: ## Build it and measure it, beside MariaDB, Redis and etcd too
 	.ci/with-release $(PG) bench/run.py $(ARGS)
 
 lint: ## Check form, style and spelling, and the crates that we build with
-	.ci/setup $(PG)
+	.ci/setup 14 $(PG)
 	.ci/lint $(PG)
 
 format: ## Format Rust, SQL and Python

@@ -519,7 +519,11 @@ fn c47_a_pipeline_with_open_work_is_refused_and_rolled_back() {
     let refused = Reply::Error("25001".into());
     for is_held in [false, true] {
         let _a = is_held.then(|| holder(&database));
-        for before in ["insert into t values (1)", "select 1", "select count(*) from t"] {
+        let mut befores = vec!["insert into t values (1)"];
+        if watch.knows_pipelines() {
+            befores.extend(["select 1", "select count(*) from t"]);
+        }
+        for before in befores {
             let mut wire = Wire::open(&database);
             wire.statement(before).statement(call).statement("insert into t values (2)").sync();
             let replies = wire.replies();
@@ -596,8 +600,11 @@ fn c47_first_in_a_pipeline() {
 
     // A second one in the same pipeline is refused: the first is not committed yet.
     wire.query("select named_unlock('k')").replies();
-    let replies = wire.statement("call named_lock_wait('k')").statement("call named_lock_wait('k')").sync().replies();
-    assert!(replies.contains(&Reply::Error("25001".into())), "{replies:?}");
+    if watch.knows_pipelines() {
+        let calls = wire.statement("call named_lock_wait('k')").statement("call named_lock_wait('k')");
+        let replies = calls.sync().replies();
+        assert!(replies.contains(&Reply::Error("25001".into())), "{replies:?}");
+    }
     // With a Sync in between they are two.
     wire.query("select named_unlock_all()").replies();
     wire.statement("call named_lock_wait('k')").sync().statement("call named_lock_wait('k')").sync();

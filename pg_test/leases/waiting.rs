@@ -1608,7 +1608,11 @@ fn c47_a_pipeline_with_open_work_is_refused_and_rolled_back() {
     let refused = Reply::Error("25001".into());
     for is_held in [false, true] {
         let held = is_held.then(|| take(&mut watch, "k", "1 hour"));
-        for before in ["insert into t values (1)", "select 1", "select count(*) from t"] {
+        let mut befores = vec!["insert into t values (1)"];
+        if watch.knows_pipelines() {
+            befores.extend(["select 1", "select count(*) from t"]);
+        }
+        for before in befores {
             let mut wire = Wire::open(&database);
             wire.statement(before).statement(call).statement("insert into t values (2)").sync();
             let replies = wire.replies();

@@ -205,6 +205,11 @@ impl Session {
         text.parse().unwrap_or_else(|_| panic!("{sql}: {text} is no whole number"))
     }
 
+    /// Whether the server knows of a statement that it stands in a pipeline after others: 14 does since 14.7.
+    pub fn knows_pipelines(&mut self) -> bool {
+        self.int("show server_version_num") >= 140_007
+    }
+
     /// The first column of all rows.
     #[track_caller]
     pub fn column(&mut self, sql: &str) -> Vec<String> {

@@ -1,4 +1,5 @@
-//! What the generated bindings lack, and every difference between PostgreSQL versions.
+//! What the generated bindings lack, and every difference between PostgreSQL versions. The older versions are the ones that
+//! conditions name, so that a new one is taken to be like the newest known.
 //!
 //! The functions of the `extern` block are called without the bindings' own error trap: each caller either knows that
 //! the function raises no ERROR, or stands in a [`try_block`](super::try_block), which keeps all of an error.
@@ -10,6 +11,9 @@ pub type TimeoutId = c_int;
 
 /// `timeout.h`: the timeout of a statement.
 pub const STATEMENT_TIMEOUT: TimeoutId = 3;
+
+/// `access/xact.h`: a pipeline has other statements in this transaction. From 14.7 on; before, the server doesn't tell.
+pub const XACT_FLAGS_PIPELINING: c_int = 1 << 3;
 
 /// `catalog/pg_db_role_setting.h`: the catalogue of settings by database and role.
 pub const DB_ROLE_SETTING_RELATION: pg_sys::Oid = pg_sys::Oid::from_u32(2964);
@@ -25,7 +29,7 @@ unsafe extern "C-unwind" {
     pub fn LockRelease(tag: *const pg_sys::LOCKTAG, mode: pg_sys::LOCKMODE, session: bool) -> bool;
     #[cfg(any(feature = "pg14", feature = "pg15", feature = "pg16"))]
     fn LockHeldByMe(tag: *const pg_sys::LOCKTAG, mode: pg_sys::LOCKMODE) -> bool;
-    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    #[cfg(not(any(feature = "pg14", feature = "pg15", feature = "pg16")))]
     fn LockHeldByMe(tag: *const pg_sys::LOCKTAG, mode: pg_sys::LOCKMODE, or_stronger: bool) -> bool;
     pub fn LockErrorCleanup();
     pub fn LockWaiterCount(tag: *const pg_sys::LOCKTAG) -> c_int;
@@ -51,8 +55,8 @@ unsafe extern "C-unwind" {
     pub fn LWLockAcquire(lock: *mut pg_sys::LWLock, mode: pg_sys::LWLockMode::Type) -> bool;
     pub fn LWLockRelease(lock: *mut pg_sys::LWLock);
     pub fn LWLockReleaseAll();
-    pub fn LWLockNewTrancheId() -> c_int;
-    pub fn LWLockRegisterTranche(tranche: c_int, name: *const c_char);
+    fn LWLockNewTrancheId() -> c_int;
+    fn LWLockRegisterTranche(tranche: c_int, name: *const c_char);
     pub fn LWLockInitialize(lock: *mut pg_sys::LWLock, tranche: c_int);
     pub fn ShmemInitStruct(name: *const c_char, size: usize, found: *mut bool) -> *mut c_void;
 
@@ -60,7 +64,7 @@ unsafe extern "C-unwind" {
     #[cfg(any(feature = "pg14", feature = "pg15", feature = "pg16"))]
     #[link_name = "dsa_create"]
     fn dsa_create_area(tranche: c_int) -> *mut pg_sys::dsa_area;
-    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    #[cfg(not(any(feature = "pg14", feature = "pg15", feature = "pg16")))]
     fn dsa_create_ext(tranche: c_int, init_segment: usize, max_segment: usize) -> *mut pg_sys::dsa_area;
     pub fn dsa_attach(handle: pg_sys::dsa_handle) -> *mut pg_sys::dsa_area;
     pub fn dsa_get_handle(area: *mut pg_sys::dsa_area) -> pg_sys::dsa_handle;
@@ -113,7 +117,7 @@ unsafe extern "C-unwind" {
     pub fn relation_close(relation: pg_sys::Relation, mode: pg_sys::LOCKMODE);
     pub fn index_open(relation: pg_sys::Oid, mode: pg_sys::LOCKMODE) -> pg_sys::Relation;
     pub fn index_close(relation: pg_sys::Relation, mode: pg_sys::LOCKMODE);
-    #[cfg(not(feature = "pg18"))]
+    #[cfg(any(feature = "pg14", feature = "pg15", feature = "pg16", feature = "pg17"))]
     #[link_name = "index_beginscan"]
     fn index_beginscan_of_version(
         table: pg_sys::Relation,
@@ -122,7 +126,7 @@ unsafe extern "C-unwind" {
         keys: c_int,
         order_bys: c_int,
     ) -> pg_sys::IndexScanDesc;
-    #[cfg(feature = "pg18")]
+    #[cfg(not(any(feature = "pg14", feature = "pg15", feature = "pg16", feature = "pg17")))]
     #[link_name = "index_beginscan"]
     fn index_beginscan_of_version(
         table: pg_sys::Relation,
@@ -165,9 +169,9 @@ unsafe extern "C-unwind" {
     ) -> pg_sys::SysScanDesc;
     pub fn systable_getnext(scan: pg_sys::SysScanDesc) -> pg_sys::HeapTuple;
     pub fn systable_endscan(scan: pg_sys::SysScanDesc);
-    #[cfg(not(feature = "pg18"))]
+    #[cfg(any(feature = "pg14", feature = "pg15", feature = "pg16", feature = "pg17"))]
     fn RelationGetPrimaryKeyIndex(table: pg_sys::Relation) -> pg_sys::Oid;
-    #[cfg(feature = "pg18")]
+    #[cfg(not(any(feature = "pg14", feature = "pg15", feature = "pg16", feature = "pg17")))]
     fn RelationGetPrimaryKeyIndex(table: pg_sys::Relation, deferrable_ok: bool) -> pg_sys::Oid;
     pub fn RelationGetIndexList(table: pg_sys::Relation) -> *mut pg_sys::List;
     pub fn BuildIndexInfo(index: pg_sys::Relation) -> *mut pg_sys::IndexInfo;
@@ -221,7 +225,7 @@ unsafe extern "C-unwind" {
         failure: *mut pg_sys::TM_FailureData,
         lock_mode: *mut pg_sys::LockTupleMode::Type,
     ) -> pg_sys::TM_Result::Type;
-    #[cfg(any(feature = "pg16", feature = "pg17", feature = "pg18"))]
+    #[cfg(not(any(feature = "pg14", feature = "pg15")))]
     #[link_name = "heap_update"]
     fn heap_update_of_version(
         table: pg_sys::Relation,
@@ -234,7 +238,8 @@ unsafe extern "C-unwind" {
         lock_mode: *mut pg_sys::LockTupleMode::Type,
         update_indexes: *mut pg_sys::TU_UpdateIndexes::Type,
     ) -> pg_sys::TM_Result::Type;
-    pub fn heap_delete(
+    #[link_name = "heap_delete"]
+    fn heap_delete_of_version(
         table: pg_sys::Relation,
         tid: pg_sys::ItemPointer,
         command: pg_sys::CommandId,
@@ -305,7 +310,7 @@ pub unsafe fn lock_held_by_me(tag: *const pg_sys::LOCKTAG, mode: pg_sys::LOCKMOD
     #[cfg(any(feature = "pg14", feature = "pg15", feature = "pg16"))]
     return unsafe { LockHeldByMe(tag, mode) };
     // SAFETY: as above.
-    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    #[cfg(not(any(feature = "pg14", feature = "pg15", feature = "pg16")))]
     return unsafe { LockHeldByMe(tag, mode, false) };
 }
 
@@ -321,7 +326,7 @@ pub fn my_process_number() -> usize {
     #[cfg(any(feature = "pg14", feature = "pg15", feature = "pg16"))]
     return unsafe { (*pg_sys::MyProc).pgprocno as usize };
     // SAFETY: a plain global.
-    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    #[cfg(not(any(feature = "pg14", feature = "pg15", feature = "pg16")))]
     return unsafe { pg_sys::MyProcNumber as usize };
 }
 
@@ -335,7 +340,7 @@ pub fn max_processes() -> usize {
 pub fn virtual_transaction(row: &pg_sys::LockInstanceData) -> (i32, u32) {
     #[cfg(any(feature = "pg14", feature = "pg15", feature = "pg16"))]
     return (row.backend, row.lxid);
-    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    #[cfg(not(any(feature = "pg14", feature = "pg15", feature = "pg16")))]
     return (row.vxid.procNumber, row.vxid.localTransactionId);
 }
 
@@ -345,7 +350,7 @@ pub fn my_virtual_transaction() -> (i32, u32) {
     #[cfg(any(feature = "pg14", feature = "pg15", feature = "pg16"))]
     return unsafe { (pg_sys::MyBackendId, (*pg_sys::MyProc).lxid) };
     // SAFETY: as above.
-    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    #[cfg(not(any(feature = "pg14", feature = "pg15", feature = "pg16")))]
     return unsafe { (pg_sys::MyProcNumber, (*pg_sys::MyProc).vxid.lxid) };
 }
 
@@ -358,7 +363,7 @@ pub unsafe fn backend_status(number: i32) -> Option<*const pg_sys::PgBackendStat
     #[cfg(any(feature = "pg14", feature = "pg15"))]
     let entry = unsafe { pg_sys::pgstat_fetch_stat_local_beentry(number + 1) };
     // SAFETY: as above.
-    #[cfg(any(feature = "pg16", feature = "pg17", feature = "pg18"))]
+    #[cfg(not(any(feature = "pg14", feature = "pg15")))]
     let entry = unsafe { pg_sys::pgstat_get_local_beentry_by_index(number + 1) };
     // SAFETY: not null, so an entry of the copy.
     (!entry.is_null()).then(|| unsafe { &raw const (*entry).backendStatus })
@@ -386,6 +391,25 @@ pub fn addin_shmem_init_lock() -> *mut pg_sys::LWLock {
     unsafe { &raw mut (*pg_sys::MainLWLockArray.add(ADDIN_SHMEM_INIT_LOCK)).lock }
 }
 
+/// Makes sure that there is a tranche for LWLocks, 0 as long as there is none, and that this process knows its name.
+///
+/// # Safety
+/// In a [`try_block`](super::try_block); `tranche` is not changed by another process meanwhile.
+pub unsafe fn lwlock_tranche(tranche: *mut c_int, name: &'static std::ffi::CStr) {
+    // SAFETY: the caller's; the name is not copied, and lives for ever.
+    unsafe {
+        if *tranche == 0 {
+            *tranche = LWLockNewTrancheId();
+        }
+        LWLockRegisterTranche(*tranche, name.as_ptr());
+    }
+}
+
+/// The level from which on messages of this process go to the log.
+pub fn log_min_messages() -> *mut c_int {
+    &raw mut pg_sys::log_min_messages
+}
+
 /// Makes a dynamic shared area.
 ///
 /// # Safety
@@ -395,7 +419,7 @@ pub unsafe fn dsa_create(tranche: c_int) -> *mut pg_sys::dsa_area {
     #[cfg(any(feature = "pg14", feature = "pg15", feature = "pg16"))]
     return unsafe { dsa_create_area(tranche) };
     // SAFETY: the caller's; the sizes are those of the dsa_create macro in utils/dsa.h.
-    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    #[cfg(not(any(feature = "pg14", feature = "pg15", feature = "pg16")))]
     return unsafe { dsa_create_ext(tranche, 1 << 20, 1 << 40) };
 }
 
@@ -405,10 +429,10 @@ pub unsafe fn dsa_create(tranche: c_int) -> *mut pg_sys::dsa_area {
 /// In a [`try_block`](super::try_block); an open table.
 pub unsafe fn primary_key_index(table: pg_sys::Relation) -> pg_sys::Oid {
     // SAFETY: the caller's.
-    #[cfg(not(feature = "pg18"))]
+    #[cfg(any(feature = "pg14", feature = "pg15", feature = "pg16", feature = "pg17"))]
     return unsafe { RelationGetPrimaryKeyIndex(table) };
     // SAFETY: the caller's.
-    #[cfg(feature = "pg18")]
+    #[cfg(not(any(feature = "pg14", feature = "pg15", feature = "pg16", feature = "pg17")))]
     return unsafe { RelationGetPrimaryKeyIndex(table, false) };
 }
 
@@ -424,10 +448,10 @@ pub unsafe fn index_beginscan(
     keys: c_int,
 ) -> pg_sys::IndexScanDesc {
     // SAFETY: the caller's.
-    #[cfg(not(feature = "pg18"))]
+    #[cfg(any(feature = "pg14", feature = "pg15", feature = "pg16", feature = "pg17"))]
     return unsafe { index_beginscan_of_version(table, index, snapshot, keys, 0) };
     // SAFETY: the caller's; without instrumentation.
-    #[cfg(feature = "pg18")]
+    #[cfg(not(any(feature = "pg14", feature = "pg15", feature = "pg16", feature = "pg17")))]
     return unsafe { index_beginscan_of_version(table, index, snapshot, std::ptr::null_mut(), keys, 0) };
 }
 
@@ -449,7 +473,7 @@ pub unsafe fn heap_update(
     return unsafe {
         heap_update_of_version(table, tid, tuple, command, no_snapshot, true, &mut failure, &mut lock_mode)
     };
-    #[cfg(any(feature = "pg16", feature = "pg17", feature = "pg18"))]
+    #[cfg(not(any(feature = "pg14", feature = "pg15")))]
     {
         let mut update_indexes = 0;
         // SAFETY: the caller's.
@@ -467,6 +491,21 @@ pub unsafe fn heap_update(
             )
         }
     }
+}
+
+/// Deletes the row at `tid`. With `wait`, waits for whoever else is at it.
+///
+/// # Safety
+/// In a [`try_block`](super::try_block); an open table.
+pub unsafe fn heap_delete(
+    table: pg_sys::Relation,
+    tid: pg_sys::ItemPointer,
+    command: pg_sys::CommandId,
+    wait: bool,
+) -> pg_sys::TM_Result::Type {
+    let mut failure = pg_sys::TM_FailureData::default();
+    // SAFETY: the caller's; without a snapshot to check by, and not for another partition.
+    unsafe { heap_delete_of_version(table, tid, command, std::ptr::null_mut(), wait, &mut failure, false) }
 }
 
 /// The timeline on which this server writes. Not for a server in recovery.

@@ -138,10 +138,11 @@ pub fn release(tag: Tag, mode: Mode, scope: Scope) -> bool {
     // SAFETY: a valid method and mode, for which the function raises no ERROR; and two plain globals.
     unsafe {
         // The server would warn of a lock that is not held; the caller finds out by the answer.
-        let levels = (pg_sys::log_min_messages, pg_sys::client_min_messages);
-        (pg_sys::log_min_messages, pg_sys::client_min_messages) = (pg_sys::PANIC as i32, pg_sys::PGERROR as i32);
+        let log = ffi::log_min_messages();
+        let levels = (*log, pg_sys::client_min_messages);
+        (*log, pg_sys::client_min_messages) = (pg_sys::PANIC as i32, pg_sys::PGERROR as i32);
         let was_held = ffi::LockRelease(&tag, mode.lockmode(), scope == Scope::Session);
-        (pg_sys::log_min_messages, pg_sys::client_min_messages) = levels;
+        (*log, pg_sys::client_min_messages) = levels;
         was_held
     }
 }

@@ -809,10 +809,7 @@ unsafe fn join_under_lock() -> Registry {
         if !found {
             std::ptr::write_bytes(control.cast::<u8>(), 0, CONTROL_SIZE);
         }
-        if (*control).tranche == 0 {
-            (*control).tranche = ffi::LWLockNewTrancheId();
-        }
-        ffi::LWLockRegisterTranche((*control).tranche, TRANCHE_NAME.as_ptr());
+        ffi::lwlock_tranche(&raw mut (*control).tranche, TRANCHE_NAME);
         let area = if is_made { ffi::dsa_attach((*control).area) } else { ffi::dsa_create((*control).tranche) };
         ffi::dsa_pin_mapping(area);
         if !is_made {

@@ -34,7 +34,7 @@ fn give_up_snapshots(fcinfo: pg_sys::FunctionCallInfo) -> Result<(), &'static st
         if context.is_null() || (*context).type_ != pg_sys::NodeTag::T_CallContext || (*context).atomic {
             return Err("in a transaction block or a function");
         }
-        if pg_sys::MyXactFlags & pg_sys::XACT_FLAGS_PIPELINING as i32 != 0 {
+        if pg_sys::MyXactFlags & ffi::XACT_FLAGS_PIPELINING != 0 {
             return Err("in a pipeline after other statements");
         }
         if pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId {

@@ -608,11 +608,8 @@ pub fn delete(tables: &Tables, row: &Row, others: Others) -> Result<Written, Pro
     // SAFETY: server calls.
     unsafe {
         with_table(tables, pg_sys::RowExclusiveLock, |open| {
-            let mut failure = pg_sys::TM_FailureData::default();
             let (tid, command) = (&raw mut (*row.tuple).t_self, ffi::GetCurrentCommandId(true));
-            let no_snapshot = std::ptr::null_mut();
-            let result = ffi::heap_delete(open.table, tid, command, no_snapshot, wait, &mut failure, false);
-            let outcome = written(result);
+            let outcome = written(ffi::heap_delete(open.table, tid, command, wait));
             if outcome == Written::Done {
                 ffi::CommandCounterIncrement();
             }
