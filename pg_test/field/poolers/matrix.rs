@@ -155,9 +155,9 @@ pub(super) const MATRIX: [Row; 5] = [
 
 #[test]
 fn every_function_has_its_row() {
-    // A trigger is nothing that a client calls.
-    let surface: BTreeSet<&str> =
-        FUNCTIONS.iter().filter(|function| function.does != Does::Trigger).map(Function::name).collect();
+    // A trigger is nothing that a client calls, and a function with an underscore is called by the view of its name.
+    let called = FUNCTIONS.iter().filter(|function| function.does != Does::Trigger);
+    let surface: BTreeSet<&str> = called.map(|function| function.name().trim_start_matches('_')).collect();
     let rows: Vec<&str> =
         MATRIX.iter().filter(|row| row.with.is_empty()).flat_map(|row| row.functions).copied().collect();
     assert_eq!(rows.iter().copied().collect::<BTreeSet<_>>(), surface);
