@@ -12,7 +12,7 @@ ARGS ?=
 PG_CONFIG ?= pg_config
 
 .DEFAULT_GOAL := help
-.PHONY: help test reference upgrade field run bench install lint clean distclean
+.PHONY: help test reference upgrade field run bench docs install lint clean distclean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -41,6 +41,10 @@ run: ## Build it and try the examples
 bench: ## Build it and measure it, beside MariaDB, Redis and etcd too
 	.ci/setup --bench $(PG)
 	.ci/with-release $(PG) bench/run.py $(ARGS)
+
+docs: ## Build the documentation as a site, target/book
+	.ci/setup --docs
+	.ci/docs
 
 install: ## Install into the server of PG_CONFIG=/path/to/pg_config
 	.ci/setup --tools
