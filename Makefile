@@ -14,7 +14,7 @@ export DESTDIR
 
 .DEFAULT_GOAL := all
 .PHONY: all install uninstall installcheck package package-test dist help test reference upgrade \
-	field run bench lint format audit clean distclean
+	field run bench docs lint format audit clean distclean
 
 # What follows is as PGXS has it, so that `make && sudo make install && make installcheck` does what it does elsewhere.
 
@@ -69,6 +69,10 @@ run: ## Build it and try the examples
 bench: ## Build it and measure it, beside MariaDB, Redis and etcd too
 	.ci/setup --bench $(PG)
 	.ci/with-release $(PG) bench/run.py $(ARGS)
+
+docs: ## Build the documentation as a site, target/book
+	.ci/setup --docs
+	.ci/docs
 
 lint: ## Check form, style and spelling, and the crates that we build with
 	.ci/setup 14 $(PG)

@@ -1,6 +1,6 @@
 """Sixteen clients lock and write while sessions, processes, the server and the pooler are ended under them.
 
-What they did and saw is then compared with what the README promises: see chaos/checker.py.
+What they did and saw is then compared with what the documentation promises: see chaos/checker.py.
 NAMED_LOCKS_SEED=n makes the same trouble again (whom it meets is up to the machine).
 """
 

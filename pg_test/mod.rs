@@ -19,6 +19,8 @@ mod clock;
 #[cfg(test)]
 mod crash;
 #[cfg(test)]
+mod docs;
+#[cfg(test)]
 mod domains;
 #[cfg(test)]
 mod field;

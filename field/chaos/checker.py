@@ -1,6 +1,6 @@
 """The checker: reads the histories of a run and what the database says at its end, and tells what cannot be.
 
-It goes by what the README promises, and by what a client can know. A hold is certain from the moment that the client has
+It goes by what the documentation promises, and by what a client can know. A hold is certain from the moment that the client has
 the answer until the moment before it gives it back. If its session was ended, until the moment before that was done to
 it; a lease, whatever becomes of the session, until its TTL after the moment before it was asked for or renewed. Where
 the certain holds of two clients meet, there were two holders; the converse is not true, for what nobody has

@@ -1,58 +1,6 @@
-//! What `docs/moving-over.md` says of other ways to lock: its SQL runs, and its tables are true.
+//! What `docs/moving-over.md` says of other ways to lock: its tables are true. Its SQL runs with that of all pages.
 
-use crate::pg_test::support::{Server, Session, unique, until};
-
-const PAGE: &str = include_str!("../../docs/moving-over.md");
-
-/// The page's blocks of SQL, with the heading that each stands under.
-fn blocks() -> Vec<(&'static str, &'static str)> {
-    let mut blocks = Vec::new();
-    for section in PAGE.split("\n## ").skip(1) {
-        let (heading, text) = section.split_once('\n').expect("a heading and a text");
-        let sql = text.split("```sql\n").skip(1).map(|rest| rest.split("```").next().expect("its end"));
-        blocks.extend(sql.map(|sql| (heading, sql)));
-    }
-    blocks
-}
-
-/// Statement after statement; `:token` is the token in the answer before it.
-fn play(session: &mut Session, sql: &str) -> Vec<String> {
-    let mut answers = Vec::new();
-    let mut token = String::new();
-    for statement in sql.split(';').map(str::trim).filter(|statement| !statement.is_empty()) {
-        let statement = statement.replace(":token", &token);
-        let rows = session.query(&statement).unwrap_or_else(|error| panic!("{statement}\n{error:#?}"));
-        if let Some(row) = rows.first() {
-            let columns: Vec<&str> = row.columns().iter().map(|column| column.name()).collect();
-            if let Some(at) = columns.iter().position(|&column| column == "token") {
-                token = row.get(at).expect("a token").to_owned();
-            }
-            answers.push((0..columns.len()).map(|at| row.get(at).unwrap_or("null")).collect::<Vec<_>>().join(" "));
-        }
-    }
-    answers
-}
-
-#[test]
-fn every_block_of_sql_runs_and_leaves_nothing() {
-    // A database of its own: the names are the page's.
-    let server = Server::shared().new_database("moving_over", "UTF8");
-    let blocks = blocks();
-    assert_eq!(blocks.len(), PAGE.matches("\n## ").count(), "one under each heading");
-    for (heading, sql) in blocks {
-        let mut session = server.session("moving over");
-        let answers = play(&mut session, sql);
-        assert!(!answers.iter().any(|answer| answer.starts_with('f')), "{heading}: {answers:?}");
-        let held = "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()";
-        assert_eq!(session.int(held), 0, "{heading}: {answers:?}");
-        let pid = session.pid;
-        drop(session);
-        let mut watch = server.session("watch");
-        watch.until_gone(pid);
-        // A lease that is kept is another heading's.
-        watch.run("select lease_break('report')");
-    }
-}
+use crate::pg_test::support::{Server, unique, until};
 
 /// Old code on a native key and new code with a timeout are in each other's way; a name is in nobody's.
 #[test]

@@ -193,7 +193,7 @@ fn requests_and_kept_releases_leave_a_small_table() {
     }
     a.run(&format!("select lease_release('k', {token}, '1 hour')"));
     end(a, &mut watch);
-    until("1001 updates", || watch.flag("select n_tup_upd >= 1001 from pg_stat_user_tables where relname = 'lease'"));
+    until("1001 updates", || watch.flag("select n_tup_upd >= 1001 from pg_stat_user_tables where relname = '_lease'"));
     // Nearly all in place: now and then the rows of requests, which come and go, fill the page.
     assert!(watch.flag("select n_tup_hot_upd >= 0.95 * n_tup_upd from pg_stat_user_tables where relname = '_lease'"));
     // A request is a row of its own, the one before it goes; the last one stays until somebody's grant comes by.

@@ -1,4 +1,4 @@
-//! PgBouncer in its three modes. What each function does there is a table, shown in the README and tested cell by cell
+//! PgBouncer in its three modes. What each function does there is a table, shown in the documentation and tested cell by cell
 //! ([`matrix`]); what becomes of what a client held that is gone ([`killed`]); leases, waiting and the setting
 //! `session_locks` ([`at_work`]). What poolers do to a session, without a pooler: `pools.rs`.
 
