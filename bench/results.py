@@ -82,7 +82,7 @@ def machine() -> dict[str, str]:
         "CPU": cpu.group(1) if cpu else platform.machine(),
         "CPUs": str(os.cpu_count()),
         "memory": f"{memory:.0f} GiB",
-        "kernel": f"{platform.system()} {platform.release()}",
+        "kernel": f"{platform.system()} {platform.release().partition('-')[0]}",
         "load average before": f"{LOAD:.1f}",
     }
 
