@@ -319,7 +319,7 @@ fn nobody_has_rights_on_the_table_and_the_sequences() {
             "update _lease set expires_at = 'infinity'",
             "delete from _lease",
             "insert into _lease select * from _lease",
-            "truncate lease",
+            "truncate _lease",
             "alter table _lease add column x int",
             "create trigger t before insert on _lease for each row execute function suppress_redundant_updates_trigger()",
             "select last_value from _lease_token",
