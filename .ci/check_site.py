@@ -36,11 +36,7 @@ class Page(HTMLParser):
 def problems(site: Path) -> list[str]:
     """Return what is wrong, a line each."""
     found: list[str] = []
-    pages = {
-        file: Page(file)
-        for file in sorted(site.rglob("*.html"))
-        if file.name not in ("404.html", "toc.html")
-    }
+    pages = {file: Page(file) for file in sorted(site.rglob("*.html")) if file.name not in ("404.html", "toc.html")}
     for file, page in pages.items():
         name = file.relative_to(site)
         for link in page.links + page.loads:
@@ -49,18 +45,12 @@ def problems(site: Path) -> list[str]:
                 if link in page.loads and parts.scheme != "data":
                     found.append(f"{name}: loads {link}")
                 continue
-            target = (
-                (file.parent / unquote(parts.path)).resolve() if parts.path else file
-            )
+            target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
             if target.is_dir() and (target / "index.html").exists():
                 target = target / "index.html"
             if not target.exists():
                 found.append(f"{name}: there is no {link}")
-            elif (
-                parts.fragment
-                and target in pages
-                and unquote(parts.fragment) not in pages[target].anchors
-            ):
+            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
                 found.append(f"{name}: there is no anchor {link}")
     return found if pages else [f"{site} has no pages"]
 

@@ -188,8 +188,8 @@ impl Reader {
         self.last_is_sql = matches!(step, Step::Arrows { .. });
         let (Step::Arrows { sql, .. } | Step::Waits { sql, .. }) = &step else { unreachable!() };
         // psql would wait for the rest.
-        let statements = sql.lines().map(|line| line.split("--").next().unwrap_or_default().trim());
-        match statements.filter(|line| !line.is_empty()).next_back() {
+        let mut statements = sql.lines().map(|line| line.split("--").next().unwrap_or_default().trim());
+        match statements.rfind(|line| !line.is_empty()) {
             Some(last) if last.ends_with(';') || last.contains('\\') => {}
             _ => return Err("the last statement has no end".into()),
         }
