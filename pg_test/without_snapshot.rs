@@ -519,11 +519,11 @@ fn c47_a_pipeline_with_open_work_is_refused_and_rolled_back() {
     let refused = Reply::Error("25001".into());
     for is_held in [false, true] {
         let _a = is_held.then(|| holder(&database));
-        let mut befores = vec!["insert into t values (1)"];
+        let mut openings = vec!["insert into t values (1)"];
         if watch.knows_pipelines() {
-            befores.extend(["select 1", "select count(*) from t"]);
+            openings.extend(["select 1", "select count(*) from t"]);
         }
-        for before in befores {
+        for before in openings {
             let mut wire = Wire::open(&database);
             wire.statement(before).statement(call).statement("insert into t values (2)").sync();
             let replies = wire.replies();
