@@ -12,7 +12,7 @@ ARGS ?=
 PG_CONFIG ?= pg_config
 
 .DEFAULT_GOAL := help
-.PHONY: help test upgrade field run bench install lint clean distclean
+.PHONY: help test upgrade field run bench install freeze lint clean distclean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -41,6 +41,10 @@ bench: ## Build it and measure it, beside MariaDB, Redis and etcd too
 install: ## Install into the server of PG_CONFIG=/path/to/pg_config
 	.ci/setup --tools
 	.ci/install $(PG_CONFIG)
+
+freeze: ## Write down the scripts of this version, once its SQL is as it is to be released
+	.ci/setup $(PG)
+	.ci/freeze $(PG)
 
 lint: ## Check format, clippy, shell and Python
 	.ci/setup $(PG)
