@@ -5,9 +5,15 @@ use super::key::MAX_PERMITS;
 use super::mode::Mode;
 use super::name::MAX_NAME_BYTES;
 use super::tree::MAX_PARTS;
+use super::version::compared_with_library;
+use std::cmp::Ordering;
 
 /// At most so many holders or holds are listed in an error's DETAIL.
 const MAX_LISTED: usize = 5;
+
+/// As the scripts have it in `sql/library.sql`.
+const CONNECT_AGAIN: &str = "Install the library of that version, then connect again; where a setting such as \
+                             shared_preload_libraries loads it, restart the server.";
 
 /// Why a call fails. [`message`](std::fmt::Display), [`detail`](Error::detail) and [`hint`](Error::hint) are for people,
 /// [`sqlstate`](Error::sqlstate) is for programs.
@@ -102,7 +108,9 @@ pub enum Error {
     #[error("function was not called by a trigger")]
     NotByTrigger,
     #[error("the tables of the extension are not those that this version of its library works with")]
-    Tables,
+    Tables { library: &'static str, extension: Option<String> },
+    #[error("library of named_locks is too old for version {script} of the extension")]
+    OldLibrary { library: &'static str, script: String },
 }
 
 /// How long a call that did not get its lock has waited.
@@ -257,7 +265,8 @@ impl Error {
             | Error::HeldByTree { .. }
             | Error::NotOneHold { .. }
             | Error::LeaseEnded { .. }
-            | Error::Tables => "55000",
+            | Error::Tables { .. }
+            | Error::OldLibrary { .. } => "55000",
             Error::LeaseTaken { .. } => "55006",
             Error::NotYourLease { .. } | Error::DomainDenied { .. } | Error::NotDomainOwner => "42501",
             Error::NotSnapshotFree { .. } => "25001",
@@ -307,6 +316,15 @@ impl Error {
                 Some(micros) => format!("It expired {} ago.", seconds(*micros)),
                 None => "It was released or broken, has expired, or was never granted with this token.".to_owned(),
             }),
+            Error::Tables { library, extension } => Some(match extension {
+                Some(extension) => {
+                    format!("The library is of version {library}, the extension in this database of {extension}.")
+                }
+                None => format!("The library is of version {library}, and this database is without the extension."),
+            }),
+            Error::OldLibrary { library, .. } => {
+                Some(format!("The library that this session works with is of version {library}."))
+            }
             _ => None,
         }
     }
@@ -367,7 +385,12 @@ impl Error {
             Error::PreparedLease => {
                 "Commit the change of the lease first; lease_guard() may be part of a prepared transaction."
             }
-            Error::Tables => "Run ALTER EXTENSION named_locks UPDATE.",
+            Error::Tables { extension: Some(extension), .. } => match compared_with_library(extension)? {
+                Ordering::Less => "Run ALTER EXTENSION named_locks UPDATE.",
+                Ordering::Greater => CONNECT_AGAIN,
+                Ordering::Equal => return None,
+            },
+            Error::OldLibrary { .. } => CONNECT_AGAIN,
             _ => return None,
         })
     }
@@ -432,6 +455,15 @@ mod tests {
         assert_eq!(error.sqlstate(), "55006");
         let error = Error::LeaseEnded { lease: "lease \"leader\"".into(), token: 42, expired_for: Some(1_500_000) };
         assert_eq!(error.detail().unwrap(), "It expired 1.500 s ago.");
+    }
+
+    #[test]
+    fn tables_of_another_version_say_who_is_older() {
+        let hint = |extension: &str| Error::Tables { library: "1.0.0", extension: Some(extension.into()) }.hint();
+        assert_eq!(hint("0.1.0"), Some("Run ALTER EXTENSION named_locks UPDATE."));
+        assert_eq!(hint("99.0.0"), Some(CONNECT_AGAIN));
+        assert_eq!(hint(crate::rules::version::LIBRARY), None);
+        assert_eq!(Error::Tables { library: "1.0.0", extension: None }.hint(), None);
     }
 
     #[test]
