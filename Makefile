@@ -12,7 +12,7 @@ ARGS ?=
 PG_CONFIG ?= pg_config
 
 .DEFAULT_GOAL := help
-.PHONY: help test reference upgrade field run bench install lint format audit clean distclean
+.PHONY: help test reference upgrade field run bench install freeze lint format audit clean distclean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -45,6 +45,10 @@ bench: ## Build it and measure it, beside MariaDB, Redis and etcd too
 install: ## Install into the server of PG_CONFIG=/path/to/pg_config
 	.ci/setup --tools
 	.ci/install $(PG_CONFIG)
+
+freeze: ## Write down the scripts of this version, once its SQL is as it is to be released
+	.ci/setup $(PG)
+	.ci/freeze $(PG)
 
 lint: ## Check form, style and spelling, and the crates that we build with
 	.ci/setup $(PG)

@@ -16,7 +16,7 @@ fn quoted(identifier: &str) -> String {
 }
 
 /// Calls every function and reads every view, all qualified. `schema` as it stands in SQL.
-fn call_all(session: &mut Session, schema: &str) {
+pub fn call_all(session: &mut Session, schema: &str) {
     let stem = unique_ident("install");
     for (number, function) in FUNCTIONS.iter().enumerate() {
         let name = format!("{stem}:{number}");
