@@ -24,17 +24,17 @@ pub fn facts(session: &mut Session) -> Facts {
             select objid as oid from members where classid = 'pg_class'::regclass
          ), parts as (
             select classid, objid from members
-             union all
+             union
             select 'pg_trigger'::regclass, oid from pg_trigger where tgrelid in (select oid from relations)
-             union all
+             union
             select 'pg_constraint'::regclass, oid from pg_constraint where conrelid in (select oid from relations)
-             union all
+             union
             select 'pg_class'::regclass, indexrelid from pg_index where indrelid in (select oid from relations)
-             union all
+             union
             select 'pg_rewrite'::regclass, oid from pg_rewrite where ev_class in (select oid from relations)
-             union all
+             union
             select 'pg_attrdef'::regclass, oid from pg_attrdef where adrelid in (select oid from relations)
-             union all
+             union
             select 'pg_type'::regclass, oid from pg_type where typrelid in (select oid from relations)
          ), objects as (
             select p.classid, p.objid, i.type, i.identity, format('%s %s', i.type, i.identity) as object
