@@ -2,8 +2,9 @@
 
 use super::catalogue::{Facts, differences, facts};
 use super::{CURRENT, SCHEMAS, database_with, quoted, released, version};
-use crate::pg_test::install::call_all;
+use crate::pg_test::install::call_each;
 use crate::pg_test::support::lease_queue::{self, until_queued};
+use crate::pg_test::support::surface::{FUNCTIONS, Function};
 use crate::pg_test::support::{Server, Session, holding};
 
 /// What a new installation makes.
@@ -109,7 +110,15 @@ fn the_library_works_with_the_objects_of_each_released_version() {
     for old in released() {
         for schema in SCHEMAS {
             let mut session = database_with(Some(old), schema).session("old objects");
-            call_all(&mut session, &quoted(schema));
+            // Those that have other names there are behind the views.
+            let there = session.column(
+                "select proname from pg_proc
+                  where pronamespace = (select extnamespace from pg_extension where extname = 'named_locks')",
+            );
+            let functions: Vec<&Function> =
+                FUNCTIONS.iter().filter(|function| there.iter().any(|name| name == function.name())).collect();
+            assert!(functions.len() > 40, "{there:#?}");
+            call_each(functions, &mut session, &quoted(schema));
             assert_eq!(version(&mut session), *old);
         }
     }
