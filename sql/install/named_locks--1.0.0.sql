@@ -16,7 +16,7 @@ DECLARE
     version CONSTANT pg_catalog.text := '1.0.0';
 BEGIN
     BEGIN
-        CREATE FUNCTION @extschema@.named_locks_check_library(version pg_catalog.text)
+        CREATE FUNCTION @extschema@._check_library(version pg_catalog.text)
         RETURNS pg_catalog.void
         VOLATILE PARALLEL UNSAFE
         LANGUAGE c AS 'MODULE_PATHNAME', 'check_library_wrapper';
@@ -24,10 +24,10 @@ BEGIN
         RAISE EXCEPTION 'library of named_locks is too old for version % of the extension', version USING
             ERRCODE = 'object_not_in_prerequisite_state',
             DETAIL = 'The library that this session works with is of a version before 1.0.0.',
-            HINT = 'Install the library of that version, then connect again; where a setting such as shared_preload_libraries loads it, restart the server.';
+            HINT = E'Install the library of that version, then connect again; where a setting such as shared_preload_libraries loads it, restart the server.\nDocumentation: reference/errors.md#library-too-old';
     END;
-    PERFORM @extschema@.named_locks_check_library(version);
-    DROP FUNCTION @extschema@.named_locks_check_library(pg_catalog.text);
+    PERFORM @extschema@._check_library(version);
+    DROP FUNCTION @extschema@._check_library(pg_catalog.text);
 END
 $do$;
 /* </end connected objects> */
@@ -46,228 +46,6 @@ CREATE TYPE named_lock_mode AS ENUM (
     'share intent exclusive'
 );
 COMMENT ON TYPE named_lock_mode IS 'how a named lock is held: exclusive, share, or the intent modes of a hierarchy';
-/* </end connected objects> */
-
-/* <begin connected objects> */
--- src/lib.rs:21
--- requires:
---   types
-
--- A timeout on the native advisory locks that other software already uses. pg_advisory_unlock() gives them back.
---
--- Give the timeout by name: SQL takes advisory_lock(42, '0') for the pair of integers 42 and 0.
-
-CREATE FUNCTION advisory_lock(
-    key bigint,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
-    hold_limit interval DEFAULT NULL
-)
-RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock_wrapper';
-COMMENT ON FUNCTION advisory_lock(bigint, interval, @extschema@.named_lock_mode, interval) IS
-    'pg_advisory_lock() on a bigint key with a timeout, to be given as timeout => ...; modes exclusive and share; true when held';
-
-CREATE FUNCTION advisory_lock_strict(
-    key bigint,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
-    hold_limit interval DEFAULT NULL
-)
-RETURNS void
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock_strict_wrapper';
-COMMENT ON FUNCTION advisory_lock_strict(bigint, interval, @extschema@.named_lock_mode, interval) IS
-    'advisory_lock() on a bigint key that raises 55P03 where the other returns false';
-
-CREATE FUNCTION advisory_xact_lock(
-    key bigint,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock_wrapper';
-COMMENT ON FUNCTION advisory_xact_lock(bigint, interval, @extschema@.named_lock_mode) IS
-    'pg_advisory_xact_lock() on a bigint key with a timeout, to be given as timeout => ...; modes exclusive and share; true when held';
-
-CREATE FUNCTION advisory_xact_lock_strict(
-    key bigint,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS void
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock_strict_wrapper';
-COMMENT ON FUNCTION advisory_xact_lock_strict(bigint, interval, @extschema@.named_lock_mode) IS
-    'advisory_xact_lock() on a bigint key that raises 55P03 where the other returns false';
-
-CREATE FUNCTION advisory_lock(
-    key1 integer,
-    key2 integer,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
-    hold_limit interval DEFAULT NULL
-)
-RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock2_wrapper';
-COMMENT ON FUNCTION advisory_lock(integer, integer, interval, @extschema@.named_lock_mode, interval) IS
-    'pg_advisory_lock() on a pair of integer keys with a timeout, to be given as timeout => ...; modes exclusive and share; true when held';
-
-CREATE FUNCTION advisory_lock_strict(
-    key1 integer,
-    key2 integer,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
-    hold_limit interval DEFAULT NULL
-)
-RETURNS void
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock2_strict_wrapper';
-COMMENT ON FUNCTION advisory_lock_strict(integer, integer, interval, @extschema@.named_lock_mode, interval) IS
-    'advisory_lock() on a pair of integer keys that raises 55P03 where the other returns false';
-
-CREATE FUNCTION advisory_xact_lock(
-    key1 integer,
-    key2 integer,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock2_wrapper';
-COMMENT ON FUNCTION advisory_xact_lock(integer, integer, interval, @extschema@.named_lock_mode) IS
-    'pg_advisory_xact_lock() on a pair of integer keys with a timeout, to be given as timeout => ...; modes exclusive and share; true when held';
-
-CREATE FUNCTION advisory_xact_lock_strict(
-    key1 integer,
-    key2 integer,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS void
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock2_strict_wrapper';
-COMMENT ON FUNCTION advisory_xact_lock_strict(integer, integer, interval, @extschema@.named_lock_mode) IS
-    'advisory_xact_lock() on a pair of integer keys that raises 55P03 where the other returns false';
-/* </end connected objects> */
-
-/* <begin connected objects> */
--- src/lib.rs:22
--- requires:
---   types
-
--- Semaphores: at most so many slots of a name taken at once.
-
-CREATE FUNCTION named_semaphore(
-    name text,
-    permits integer,
-    timeout interval DEFAULT NULL,
-    hold_limit interval DEFAULT NULL
-)
-RETURNS integer
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'named_semaphore_wrapper';
-COMMENT ON FUNCTION named_semaphore(text, integer, interval, interval) IS
-    'takes a slot for the session if fewer than so many are taken; its number, from 1 to permits, or NULL when the timeout passed (NULL: wait as the server would, 0: one try)';
-
-CREATE FUNCTION named_semaphore_release(name text, slot integer)
-RETURNS void
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'named_semaphore_release_wrapper';
-COMMENT ON FUNCTION named_semaphore_release(text, integer) IS
-    'gives back a slot; 55000 when not held by this session';
-/* </end connected objects> */
-
-/* <begin connected objects> */
--- src/lib.rs:20
--- requires:
---   types
-
--- Trees of named locks: paths of names with / between their parts.
-
-CREATE FUNCTION named_lock_tree(
-    path text,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_tree_wrapper';
-COMMENT ON FUNCTION named_lock_tree(text, interval, @extschema@.named_lock_mode) IS
-    'session lock on a path and all below it: the path in the mode asked for, the names above it in an intent mode; true when held, false when the timeout passed';
-
-CREATE FUNCTION named_xact_lock_tree(
-    path text,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'named_xact_lock_tree_wrapper';
-COMMENT ON FUNCTION named_xact_lock_tree(text, interval, @extschema@.named_lock_mode) IS
-    'named_lock_tree() to the end of the transaction';
-
-CREATE FUNCTION named_unlock_tree(path text)
-RETURNS integer
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'named_unlock_tree_wrapper';
-COMMENT ON FUNCTION named_unlock_tree(text) IS
-    'gives back what the last named_lock_tree() of a path took; returns how many of that path remain; 55000 when not held by this session';
-/* </end connected objects> */
-
-/* <begin connected objects> */
--- src/lib.rs:19
--- requires:
---   types
-
--- Several named locks in one call.
-
-CREATE FUNCTION named_lock_all(
-    names text[],
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_all_wrapper';
-COMMENT ON FUNCTION named_lock_all(text[], interval, @extschema@.named_lock_mode) IS
-    'session locks on all of the names or none, in an order that is the same everywhere; true when held, false when the timeout passed';
-
-CREATE FUNCTION named_xact_lock_all(
-    names text[],
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'named_xact_lock_all_wrapper';
-COMMENT ON FUNCTION named_xact_lock_all(text[], interval, @extschema@.named_lock_mode) IS
-    'named_lock_all() to the end of the transaction';
-
-CREATE FUNCTION named_lock_any(
-    names text[],
-    max_locks integer DEFAULT 1,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS SETOF text
-VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1
-LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_any_wrapper';
-COMMENT ON FUNCTION named_lock_any(text[], integer, @extschema@.named_lock_mode) IS
-    'session locks on up to max_locks of the names that are free, without waiting; returns exactly the names locked, whatever LIMIT is around it';
-
-CREATE FUNCTION named_xact_lock_any(
-    names text[],
-    max_locks integer DEFAULT 1,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS SETOF text
-VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1
-LANGUAGE c AS 'MODULE_PATHNAME', 'named_xact_lock_any_wrapper';
-COMMENT ON FUNCTION named_xact_lock_any(text[], integer, @extschema@.named_lock_mode) IS
-    'named_lock_any() to the end of the transaction';
 /* </end connected objects> */
 
 /* <begin connected objects> */
@@ -291,7 +69,7 @@ RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_wrapper';
 COMMENT ON FUNCTION named_lock(text, interval, @extschema@.named_lock_mode, interval, boolean) IS
-    'session lock on a name; true when held, false when the timeout passed (NULL: wait as the server would, 0: one try)';
+    'session lock on a name; true when held, false when the timeout passed';
 
 CREATE FUNCTION named_lock_strict(
     name text,
@@ -340,7 +118,7 @@ CREATE PROCEDURE named_lock_wait(
 )
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_wait_wrapper';
 COMMENT ON PROCEDURE named_lock_wait(text, interval, @extschema@.named_lock_mode, interval, boolean, INOUT boolean) IS
-    'session lock on a name, holding no snapshot during the wait: CREATE INDEX CONCURRENTLY and VACUUM go on beside it; not in a transaction block';
+    'session lock on a name, holding no snapshot during the wait; not in a transaction block';
 
 CREATE FUNCTION named_unlock(
     name text,
@@ -352,7 +130,7 @@ RETURNS integer
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'named_unlock_wrapper';
 COMMENT ON FUNCTION named_unlock(text, @extschema@.named_lock_mode, boolean, boolean) IS
-    'gives back one session hold of a name (mode NULL: the one taken last) or all; returns how many remain; 55000 when not held by this session';
+    'gives back one session hold of a name, or all; how many remain; 55000 when there was none';
 
 CREATE FUNCTION named_unlock_all()
 RETURNS integer
@@ -411,64 +189,146 @@ COMMENT ON FUNCTION named_lock_key(text, boolean) IS
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/lib.rs:23
+-- src/lib.rs:20
 -- requires:
 --   types
 
--- Rules for domains: who may lock names in one, how long a call may wait, how long a session may hold.
-CREATE TABLE lock_domain (
-    domain text COLLATE "C" PRIMARY KEY CHECK (strpos(domain, ':') = 0 AND octet_length(domain) <= 1024),
-    role regrole CHECK (role::oid <> 0),
-    max_wait interval CHECK (max_wait >= '0' AND max_wait <= '24 days'),
-    max_hold interval CHECK (max_hold >= '100 ms' AND max_hold <= '3650 days')
-) USING heap;
-COMMENT ON TABLE lock_domain IS 'rules for the domains of names; changed by lock_domain_set() and lock_domain_drop()';
-COMMENT ON COLUMN lock_domain.domain IS 'what stands before the first colon of a name; empty for names without one';
-COMMENT ON COLUMN lock_domain.role IS 'only its members may lock names in the domain; NULL: anyone';
-COMMENT ON COLUMN lock_domain.max_wait IS 'no call waits longer for a name in the domain; NULL: no limit';
-COMMENT ON COLUMN lock_domain.max_hold IS 'the hold_limit of session locks that give none, and the longest hold_limit and TTL; NULL: no limit';
-SELECT pg_catalog.pg_extension_config_dump('@extschema@.lock_domain', '');
+-- Trees of named locks: paths of names with / between their parts.
 
-CREATE FUNCTION lock_domain_changed()
-RETURNS trigger
+CREATE FUNCTION named_lock_tree(
+    path text,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'lock_domain_changed_wrapper';
-COMMENT ON FUNCTION lock_domain_changed() IS 'tells all sessions that the rules for domains have changed';
--- Nobody else is to make all sessions read the rules anew, by a trigger on a table of their own.
-REVOKE EXECUTE ON FUNCTION lock_domain_changed() FROM PUBLIC;
+LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_tree_wrapper';
+COMMENT ON FUNCTION named_lock_tree(text, interval, @extschema@.named_lock_mode) IS
+    'session lock on a path and all below it; true when held, false when the timeout passed';
 
-CREATE TRIGGER changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON lock_domain
-    FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.lock_domain_changed();
-COMMENT ON TRIGGER changed ON lock_domain IS 'tells all sessions that the rules have changed';
+CREATE FUNCTION named_xact_lock_tree(
+    path text,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS boolean
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'named_xact_lock_tree_wrapper';
+COMMENT ON FUNCTION named_xact_lock_tree(text, interval, @extschema@.named_lock_mode) IS
+    'named_lock_tree() to the end of the transaction';
 
-CREATE FUNCTION lock_domain_set(
-    domain text,
-    role regrole DEFAULT NULL,
-    max_wait interval DEFAULT NULL,
-    max_hold interval DEFAULT NULL
+CREATE FUNCTION named_unlock_tree(path text)
+RETURNS integer
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'named_unlock_tree_wrapper';
+COMMENT ON FUNCTION named_unlock_tree(text) IS
+    'gives back what the last named_lock_tree() of a path took; how many of that path remain';
+/* </end connected objects> */
+
+/* <begin connected objects> */
+-- src/lib.rs:21
+-- requires:
+--   types
+
+-- A timeout on the native advisory locks that other software already uses. pg_advisory_unlock() gives them back.
+--
+-- Give the timeout by name: SQL takes advisory_lock(42, '0') for the pair of integers 42 and 0.
+
+CREATE FUNCTION advisory_lock(
+    key bigint,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
+    hold_limit interval DEFAULT NULL
+)
+RETURNS boolean
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock_wrapper';
+COMMENT ON FUNCTION advisory_lock(bigint, interval, @extschema@.named_lock_mode, interval) IS
+    'pg_advisory_lock() on a bigint key, with a timeout; true when held, false when it passed';
+
+CREATE FUNCTION advisory_lock_strict(
+    key bigint,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
+    hold_limit interval DEFAULT NULL
 )
 RETURNS void
 VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'lock_domain_set_wrapper';
-COMMENT ON FUNCTION lock_domain_set(text, regrole, interval, interval) IS
-    'makes the rules for a domain: members of which role may use it, the longest wait, the longest hold and TTL; NULL: no such rule; for the extension''s owner';
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock_strict_wrapper';
+COMMENT ON FUNCTION advisory_lock_strict(bigint, interval, @extschema@.named_lock_mode, interval) IS
+    'advisory_lock() on a bigint key that raises 55P03 where the other returns false';
 
-CREATE FUNCTION lock_domain_drop(domain text)
+CREATE FUNCTION advisory_xact_lock(
+    key bigint,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
 RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'lock_domain_drop_wrapper';
-COMMENT ON FUNCTION lock_domain_drop(text) IS
-    'drops the rules for a domain, which is open to all then; false if there were none; for the extension''s owner';
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock_wrapper';
+COMMENT ON FUNCTION advisory_xact_lock(bigint, interval, @extschema@.named_lock_mode) IS
+    'pg_advisory_xact_lock() on a bigint key, with a timeout; true when held, false when it passed';
 
-CREATE VIEW lock_domains AS
-SELECT d.domain, d.role, d.max_wait, d.max_hold
-  FROM @extschema@.lock_domain AS d;
-COMMENT ON VIEW lock_domains IS 'the rules for domains of names; a domain that is not listed is open to all';
-COMMENT ON COLUMN lock_domains.domain IS 'what stands before the first colon of a name; empty for names without one';
-COMMENT ON COLUMN lock_domains.role IS 'only its members may lock names in the domain; NULL: anyone';
-COMMENT ON COLUMN lock_domains.max_wait IS 'no call waits longer for a name in the domain; NULL: no limit';
-COMMENT ON COLUMN lock_domains.max_hold IS 'the hold_limit of session locks that give none, and the longest hold_limit and TTL; NULL: no limit';
-GRANT SELECT ON lock_domains TO PUBLIC;
+CREATE FUNCTION advisory_xact_lock_strict(
+    key bigint,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS void
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock_strict_wrapper';
+COMMENT ON FUNCTION advisory_xact_lock_strict(bigint, interval, @extschema@.named_lock_mode) IS
+    'advisory_xact_lock() on a bigint key that raises 55P03 where the other returns false';
+
+CREATE FUNCTION advisory_lock(
+    key1 integer,
+    key2 integer,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
+    hold_limit interval DEFAULT NULL
+)
+RETURNS boolean
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock2_wrapper';
+COMMENT ON FUNCTION advisory_lock(integer, integer, interval, @extschema@.named_lock_mode, interval) IS
+    'pg_advisory_lock() on two integer keys, with a timeout; true when held, false when it passed';
+
+CREATE FUNCTION advisory_lock_strict(
+    key1 integer,
+    key2 integer,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
+    hold_limit interval DEFAULT NULL
+)
+RETURNS void
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock2_strict_wrapper';
+COMMENT ON FUNCTION advisory_lock_strict(integer, integer, interval, @extschema@.named_lock_mode, interval) IS
+    'advisory_lock() on two integer keys that raises 55P03 where the other returns false';
+
+CREATE FUNCTION advisory_xact_lock(
+    key1 integer,
+    key2 integer,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS boolean
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock2_wrapper';
+COMMENT ON FUNCTION advisory_xact_lock(integer, integer, interval, @extschema@.named_lock_mode) IS
+    'pg_advisory_xact_lock() on two integer keys, with a timeout; true when held, false when it passed';
+
+CREATE FUNCTION advisory_xact_lock_strict(
+    key1 integer,
+    key2 integer,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS void
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock2_strict_wrapper';
+COMMENT ON FUNCTION advisory_xact_lock_strict(integer, integer, interval, @extschema@.named_lock_mode) IS
+    'advisory_xact_lock() on two integer keys that raises 55P03 where the other returns false';
 /* </end connected objects> */
 
 /* <begin connected objects> */
@@ -481,7 +341,7 @@ GRANT SELECT ON lock_domains TO PUBLIC;
 -- The library reads and writes the table itself, not by SQL, so nobody needs rights on it. So much of each page is left free
 -- that a renewal stays in its page, and so little that the server tidies the page when it comes by. Rows come and go
 -- quickly: they are vacuumed by their number alone.
-CREATE TABLE lease (
+CREATE TABLE _lease (
     key bigint NOT NULL,
     token bigint NOT NULL,
     slot integer NOT NULL,
@@ -508,36 +368,36 @@ CREATE TABLE lease (
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_cost_delay = 0
 );
-COMMENT ON TABLE lease IS 'one row for each grant of a lease, and one for an order to its holder; read it through lock_holders and lease_holder()';
-COMMENT ON COLUMN lease.key IS 'XXH3-64 of the name';
-COMMENT ON COLUMN lease.token IS 'the fencing token: higher than any before it in this database; below zero, that of an order to a holder';
-COMMENT ON COLUMN lease.slot IS 'which of the permits it is, from 0';
-COMMENT ON COLUMN lease.permits IS 'how many grants the lease may have at once';
-COMMENT ON COLUMN lease.role IS 'the role that acquired it, or gave the order';
-COMMENT ON COLUMN lease.bound_pid IS 'the process whose session it ends with; 0 if with none';
-COMMENT ON COLUMN lease.bound_session IS 'tells that session from others of the same process number';
-COMMENT ON COLUMN lease.kept IS 'released, and kept from others until it expires; of an order, that it ends the grant';
-COMMENT ON COLUMN lease.ttl IS 'time to live, in microseconds';
-COMMENT ON COLUMN lease.acquired_at IS 'when it was granted, by the wall clock';
-COMMENT ON COLUMN lease.expires_at IS 'when it expires, by the wall clock of its grant or last renewal';
-COMMENT ON COLUMN lease.boot IS 'the boot of the machine that the next two are counted from; 0 if not known';
-COMMENT ON COLUMN lease.acquired_boot IS 'when it was granted, in microseconds since that boot';
-COMMENT ON COLUMN lease.expires_boot IS 'when it expires, in microseconds since that boot';
-COMMENT ON COLUMN lease.name IS 'the name';
-COMMENT ON COLUMN lease.owner IS 'who holds it, as the holder calls itself';
-COMMENT ON COLUMN lease.requested IS 'of an order, the reason for which somebody asks the holder to hand over';
-COMMENT ON COLUMN lease.payload IS 'what the holder wants others to know';
-COMMENT ON COLUMN lease.for_token IS 'of an order, the token of the grant that it is about';
+COMMENT ON TABLE _lease IS 'one row for each grant of a lease or order to its holder; read it through lock_holders';
+COMMENT ON COLUMN _lease.key IS 'XXH3-64 of the name';
+COMMENT ON COLUMN _lease.token IS 'the fencing token, higher than any before it; below zero, that of an order to a holder';
+COMMENT ON COLUMN _lease.slot IS 'which of the permits it is, from 0';
+COMMENT ON COLUMN _lease.permits IS 'how many grants the lease may have at once';
+COMMENT ON COLUMN _lease.role IS 'the role that acquired it, or gave the order';
+COMMENT ON COLUMN _lease.bound_pid IS 'the process whose session it ends with; 0 if with none';
+COMMENT ON COLUMN _lease.bound_session IS 'tells that session from others of the same process number';
+COMMENT ON COLUMN _lease.kept IS 'released, and kept from others until it expires; of an order, that it ends the grant';
+COMMENT ON COLUMN _lease.ttl IS 'time to live, in microseconds';
+COMMENT ON COLUMN _lease.acquired_at IS 'when it was granted, by the wall clock';
+COMMENT ON COLUMN _lease.expires_at IS 'when it expires, by the wall clock of its grant or last renewal';
+COMMENT ON COLUMN _lease.boot IS 'the boot of the machine that the next two are counted from; 0 if not known';
+COMMENT ON COLUMN _lease.acquired_boot IS 'when it was granted, in microseconds since that boot';
+COMMENT ON COLUMN _lease.expires_boot IS 'when it expires, in microseconds since that boot';
+COMMENT ON COLUMN _lease.name IS 'the name';
+COMMENT ON COLUMN _lease.owner IS 'who holds it, as the holder calls itself';
+COMMENT ON COLUMN _lease.requested IS 'of an order, the reason for which somebody asks the holder to hand over';
+COMMENT ON COLUMN _lease.payload IS 'what the holder wants others to know';
+COMMENT ON COLUMN _lease.for_token IS 'of an order, the token of the grant that it is about';
 
 -- epoch << 42 | counter. A sequence is not transactional: a token is used up even if its grant is rolled back. Each draw
 -- is for as many tokens as the increment says, which is the library's.
-CREATE SEQUENCE lease_token INCREMENT 64 CACHE 1;
-COMMENT ON SEQUENCE lease_token IS 'the first of the fencing tokens drawn last';
+CREATE SEQUENCE _lease_token INCREMENT 64 CACHE 1;
+COMMENT ON SEQUENCE _lease_token IS 'the first of the fencing tokens drawn last';
 -- Where the server's timeline is another one, tokens were handed out that this server does not know of.
-CREATE SEQUENCE lease_timeline MINVALUE 0 START 0 CACHE 1;
-COMMENT ON SEQUENCE lease_timeline IS 'the timeline on which the last fencing token was drawn';
+CREATE SEQUENCE _lease_timeline MINVALUE 0 START 0 CACHE 1;
+COMMENT ON SEQUENCE _lease_timeline IS 'the timeline on which the last fencing token was drawn';
 -- A dump carries the token's floor, and no lease.
-SELECT pg_catalog.pg_extension_config_dump('@extschema@.lease_token', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@._lease_token', '');
 
 CREATE FUNCTION lease_acquire(
     name text,
@@ -558,7 +418,7 @@ RETURNS record
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'lease_acquire_wrapper';
 COMMENT ON FUNCTION lease_acquire(text, interval, interval, text, jsonb, integer, boolean) IS
-    'takes a lease and returns its fencing token, or says who has it and when to try again (timeout 0: one try, NULL: wait as the server would)';
+    'takes a lease and returns its fencing token, or says who has it and when to try again';
 
 CREATE PROCEDURE lease_acquire_wait(
     name text,
@@ -572,7 +432,7 @@ CREATE PROCEDURE lease_acquire_wait(
 )
 LANGUAGE c AS 'MODULE_PATHNAME', 'lease_acquire_wait_wrapper';
 COMMENT ON PROCEDURE lease_acquire_wait(text, interval, interval, text, jsonb, integer, boolean, INOUT bigint) IS
-    'takes a lease, holding no snapshot during the wait; token NULL when the timeout passed (NULL: wait for ever); not in a transaction block';
+    'takes a lease, holding no snapshot during the wait; token NULL when the timeout passed';
 
 CREATE FUNCTION lease_renew(
     name text,
@@ -588,14 +448,14 @@ RETURNS record
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'lease_renew_wrapper';
 COMMENT ON FUNCTION lease_renew(text, bigint, interval, jsonb) IS
-    'prolongs a lease from now on by its TTL, or by a new one; 55006 when another holds it, 55000 when it has ended; safe to repeat';
+    'prolongs a lease from now on; 55006 when another holds it, 55000 when it has ended';
 
 CREATE FUNCTION lease_release(name text, token bigint, keep_for interval DEFAULT NULL)
 RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'lease_release_wrapper';
 COMMENT ON FUNCTION lease_release(text, bigint, interval) IS
-    'ends a lease; false if it was not held any more; keep_for keeps others out until that long after the grant';
+    'ends a lease, or keeps it from others until keep_for after the grant; false if it had ended';
 
 CREATE FUNCTION lease_check(name text, token bigint)
 RETURNS boolean
@@ -608,21 +468,21 @@ RETURNS void
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'lease_guard_wrapper';
 COMMENT ON FUNCTION lease_guard(text, bigint) IS
-    'fences writes: fails unless the lease is held, and nobody else is granted it before this transaction ends';
+    'fences writes: fails unless held, and nobody else is granted it before this transaction ends';
 
 CREATE FUNCTION lease_request(name text, reason text DEFAULT NULL)
 RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'lease_request_wrapper';
 COMMENT ON FUNCTION lease_request(text, text) IS
-    'asks the holder to hand over: its next lease_renew() returns the reason; false if nobody holds the lease';
+    'asks the holder to hand over: its next lease_renew() returns the reason; false if nobody holds it';
 
 CREATE FUNCTION lease_break(name text)
 RETURNS integer
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'lease_break_wrapper';
 COMMENT ON FUNCTION lease_break(text) IS
-    'ends all grants of a lease, whoever has them; returns how many; the next grant waits for guarded transactions under way';
+    'ends all grants of a lease, whoever has them; how many';
 
 CREATE FUNCTION lease_holder(
     name text,
@@ -636,7 +496,7 @@ CREATE FUNCTION lease_holder(
 RETURNS SETOF record
 VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1
 LANGUAGE c AS 'MODULE_PATHNAME', 'lease_holder_wrapper';
-COMMENT ON FUNCTION lease_holder(text) IS 'who holds a lease, a row for each permit taken; no row if it is free; owner and payload are for those who may lock the name';
+COMMENT ON FUNCTION lease_holder(text) IS 'who holds a lease, a row for each permit taken; no row if it is free';
 /* </end connected objects> */
 
 /* <begin connected objects> */
@@ -648,7 +508,7 @@ COMMENT ON FUNCTION lease_holder(text) IS 'who holds a lease, a row for each per
 -- (or queued) when the view was read.
 -- No table is joined: its relation lock could not be had when the server's lock table is full, which is when one looks.
 
-CREATE FUNCTION lock_holders(
+CREATE FUNCTION _lock_holders(
     OUT kind text,
     OUT domain text,
     OUT name text,
@@ -676,46 +536,47 @@ CREATE FUNCTION lock_holders(
 RETURNS SETOF record
 VOLATILE PARALLEL UNSAFE COST 1000 ROWS 100
 LANGUAGE c AS 'MODULE_PATHNAME', 'lock_holders_wrapper';
-COMMENT ON FUNCTION lock_holders() IS 'the rows of the view lock_holders';
+COMMENT ON FUNCTION _lock_holders() IS 'the rows of the view lock_holders';
 
 CREATE VIEW lock_holders AS
-SELECT h.kind,
-       h.domain,
-       h.name,
-       h.mode::@extschema@.named_lock_mode AS mode,
-       h.holds,
-       h.pid,
-       pg_catalog.pg_get_userbyid(h.usesysid) AS usename,
-       h.application_name,
-       h.client_addr,
-       h.state,
-       h.acquired_at,
-       pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) h.acquired_at AS held_for,
-       h.hold_limit,
-       h.expires_at,
-       h.remaining,
-       h.token,
-       h.owner,
-       h.payload,
-       h.waiters,
-       h.database,
-       p.gid,
-       h.classid,
-       h.objid,
-       h.objsubid
-  FROM @extschema@.lock_holders() AS h
-  LEFT JOIN pg_catalog.pg_prepared_xact() AS p ON p.transaction OPERATOR(pg_catalog.=) h.prepared;
-COMMENT ON VIEW lock_holders IS 'one row for each holder of a named or native advisory lock, a slot of a semaphore or a lease of this database';
+SELECT
+    h.kind,
+    h.domain,
+    h.name,
+    h.mode::@extschema@.named_lock_mode AS mode,
+    h.holds,
+    h.pid,
+    pg_catalog.pg_get_userbyid(h.usesysid) AS usename,
+    h.application_name,
+    h.client_addr,
+    h.state,
+    h.acquired_at,
+    pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) h.acquired_at AS held_for,
+    h.hold_limit,
+    h.expires_at,
+    h.remaining,
+    h.token,
+    h.owner,
+    h.payload,
+    h.waiters,
+    h.database,
+    p.gid,
+    h.classid,
+    h.objid,
+    h.objsubid
+FROM @extschema@._lock_holders() AS h
+LEFT JOIN pg_catalog.pg_prepared_xact() AS p ON p.transaction OPERATOR(pg_catalog.=) h.prepared;
+COMMENT ON VIEW lock_holders IS 'who holds locks: named and native advisory ones, slots of semaphores, leases of this database';
 COMMENT ON COLUMN lock_holders.kind IS 'session, transaction, semaphore, lease, or advisory (a native advisory lock)';
 COMMENT ON COLUMN lock_holders.domain IS 'what stands before the first colon of the name';
-COMMENT ON COLUMN lock_holders.name IS 'the name; NULL for other roles'' locks (but for pg_read_all_stats) and for prepared transactions after a restart';
+COMMENT ON COLUMN lock_holders.name IS 'the name; NULL if hidden, and for a prepared transaction after a restart';
 COMMENT ON COLUMN lock_holders.mode IS 'the mode in which it is held; NULL for leases';
 COMMENT ON COLUMN lock_holders.holds IS 'how often it was taken and not given back; NULL for native advisory locks and leases';
-COMMENT ON COLUMN lock_holders.pid IS 'the session''s process; NULL for a prepared transaction, and for a lease that is not bound to a session';
+COMMENT ON COLUMN lock_holders.pid IS 'the session''s process; NULL for a prepared transaction and a lease that is not bound';
 COMMENT ON COLUMN lock_holders.usename IS 'the session''s role; of a lease, the role that acquired it';
 COMMENT ON COLUMN lock_holders.application_name IS 'the session''s application_name';
 COMMENT ON COLUMN lock_holders.client_addr IS 'where its client connects from; NULL for a Unix socket, or without the right to see it';
-COMMENT ON COLUMN lock_holders.state IS 'what the session does, as in pg_stat_activity; prepared for a prepared transaction; held or kept for a lease';
+COMMENT ON COLUMN lock_holders.state IS 'as in pg_stat_activity; prepared for a prepared transaction; held or kept for a lease';
 COMMENT ON COLUMN lock_holders.acquired_at IS 'since when it is held; NULL where only the server knows of the lock';
 COMMENT ON COLUMN lock_holders.held_for IS 'for how long it has been held';
 COMMENT ON COLUMN lock_holders.hold_limit IS 'the limit that ends the session when overrun';
@@ -729,9 +590,9 @@ COMMENT ON COLUMN lock_holders.database IS 'the database the lock is in; NULL wh
 COMMENT ON COLUMN lock_holders.gid IS 'the identifier of the prepared transaction that holds it';
 COMMENT ON COLUMN lock_holders.classid IS 'as in pg_locks';
 COMMENT ON COLUMN lock_holders.objid IS 'as in pg_locks';
-COMMENT ON COLUMN lock_holders.objsubid IS 'as in pg_locks; of a lease, the lock that guards of it hold; of a slot, (objsubid & 2047) + 1 is its number';
+COMMENT ON COLUMN lock_holders.objsubid IS 'as in pg_locks; of a slot, (objsubid & 2047) + 1 is its number';
 
-CREATE FUNCTION lock_waiters(
+CREATE FUNCTION _lock_waiters(
     OUT kind text,
     OUT domain text,
     OUT name text,
@@ -747,26 +608,27 @@ CREATE FUNCTION lock_waiters(
 RETURNS SETOF record
 VOLATILE PARALLEL UNSAFE COST 1000 ROWS 10
 LANGUAGE c AS 'MODULE_PATHNAME', 'lock_waiters_wrapper';
-COMMENT ON FUNCTION lock_waiters() IS 'the rows of the view lock_waiters';
+COMMENT ON FUNCTION _lock_waiters() IS 'the rows of the view lock_waiters';
 
 CREATE VIEW lock_waiters AS
-SELECT w.kind,
-       w.domain,
-       w.name,
-       w.mode::@extschema@.named_lock_mode AS mode,
-       w.pid,
-       pg_catalog.pg_get_userbyid(w.usesysid) AS usename,
-       w.application_name,
-       w.wait_started,
-       pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) w.wait_started AS waited,
-       w.deadline,
-       w.queue_position,
-       w.blocked_by
-  FROM @extschema@.lock_waiters() AS w;
-COMMENT ON VIEW lock_waiters IS 'one row for each session that waits for a named or native advisory lock, a semaphore or a lease';
+SELECT
+    w.kind,
+    w.domain,
+    w.name,
+    w.mode::@extschema@.named_lock_mode AS mode,
+    w.pid,
+    pg_catalog.pg_get_userbyid(w.usesysid) AS usename,
+    w.application_name,
+    w.wait_started,
+    pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) w.wait_started AS waited,
+    w.deadline,
+    w.queue_position,
+    w.blocked_by
+FROM @extschema@._lock_waiters() AS w;
+COMMENT ON VIEW lock_waiters IS 'who waits: for named and native advisory locks, semaphores and leases';
 COMMENT ON COLUMN lock_waiters.kind IS 'session, transaction, semaphore, lease, or advisory (a native advisory lock)';
 COMMENT ON COLUMN lock_waiters.domain IS 'what stands before the first colon of the name';
-COMMENT ON COLUMN lock_waiters.name IS 'the name; NULL for other roles'' waits, but for pg_read_all_stats';
+COMMENT ON COLUMN lock_waiters.name IS 'the name; NULL if hidden';
 COMMENT ON COLUMN lock_waiters.mode IS 'the mode asked for; NULL for leases';
 COMMENT ON COLUMN lock_waiters.pid IS 'the waiting session''s process';
 COMMENT ON COLUMN lock_waiters.usename IS 'its role';
@@ -775,7 +637,7 @@ COMMENT ON COLUMN lock_waiters.wait_started IS 'since when it waits';
 COMMENT ON COLUMN lock_waiters.waited IS 'for how long it has waited';
 COMMENT ON COLUMN lock_waiters.deadline IS 'when its timeout ends the wait; NULL without one';
 COMMENT ON COLUMN lock_waiters.queue_position IS 'its place in the queue for that lock, from 1';
-COMMENT ON COLUMN lock_waiters.blocked_by IS 'the processes it waits for, as pg_blocking_pids() tells; for the first in a queue those that hold slots of the semaphore, or guard or are granted the lease';
+COMMENT ON COLUMN lock_waiters.blocked_by IS 'the processes it waits for, as pg_blocking_pids() tells';
 
 CREATE FUNCTION lock_graph()
 RETURNS text
@@ -793,7 +655,7 @@ GRANT SELECT ON lock_holders, lock_waiters TO PUBLIC;
 
 -- What has happened, by domain: in shared memory since the server's start, or the last reset.
 
-CREATE FUNCTION lock_stats(
+CREATE FUNCTION _lock_stats(
     OUT domain text,
     OUT database name,
     OUT grants bigint,
@@ -810,24 +672,25 @@ CREATE FUNCTION lock_stats(
 RETURNS SETOF record
 VOLATILE PARALLEL UNSAFE COST 1000 ROWS 100
 LANGUAGE c AS 'MODULE_PATHNAME', 'lock_stats_wrapper';
-COMMENT ON FUNCTION lock_stats() IS 'the rows of the view lock_stats';
+COMMENT ON FUNCTION _lock_stats() IS 'the rows of the view lock_stats';
 
 CREATE VIEW lock_stats AS
-SELECT s.domain,
-       s.database,
-       s.grants,
-       s.waits,
-       s.timeouts,
-       s.deadlocks,
-       s.wait_time,
-       s.max_wait,
-       s.leases_granted,
-       s.leases_taken_over,
-       s.leases_expired,
-       s.stats_reset
-  FROM @extschema@.lock_stats() AS s;
-COMMENT ON VIEW lock_stats IS 'one row for each domain of names in each database in which something has happened, 1,024 at most in the whole server; native advisory locks have none';
-COMMENT ON COLUMN lock_stats.domain IS 'what stands before the first colon of the names; NULL without the right to see it; (other), of no database: all that came after the 1,024';
+SELECT
+    s.domain,
+    s.database,
+    s.grants,
+    s.waits,
+    s.timeouts,
+    s.deadlocks,
+    s.wait_time,
+    s.max_wait,
+    s.leases_granted,
+    s.leases_taken_over,
+    s.leases_expired,
+    s.stats_reset
+FROM @extschema@._lock_stats() AS s;
+COMMENT ON VIEW lock_stats IS 'what has happened to named locks and leases, by domain of names and database';
+COMMENT ON COLUMN lock_stats.domain IS 'what stands before the first colon; NULL if hidden; (other): all that came after the first 1,024';
 COMMENT ON COLUMN lock_stats.database IS 'the database in which the calls were made';
 COMMENT ON COLUMN lock_stats.grants IS 'locks granted: holds, names of sets and trees, semaphore slots';
 COMMENT ON COLUMN lock_stats.waits IS 'waits that have ended, for locks and leases that were not free at the first try';
@@ -836,8 +699,8 @@ COMMENT ON COLUMN lock_stats.deadlocks IS 'those that a deadlock ended, with err
 COMMENT ON COLUMN lock_stats.wait_time IS 'how long all these waits were together, however they ended';
 COMMENT ON COLUMN lock_stats.max_wait IS 'how long the longest of them was';
 COMMENT ON COLUMN lock_stats.leases_granted IS 'grants of leases that were committed';
-COMMENT ON COLUMN lock_stats.leases_taken_over IS 'those among them where the grant before had expired and nobody had released it, nor cleared it away by then';
-COMMENT ON COLUMN lock_stats.leases_expired IS 'grants that had expired, where nobody had released them, and were cleared away by a take-over or in passing';
+COMMENT ON COLUMN lock_stats.leases_taken_over IS 'those among them where the grant before had expired and nobody had released it';
+COMMENT ON COLUMN lock_stats.leases_expired IS 'grants that had expired, with nobody to release them, and were cleared away';
 COMMENT ON COLUMN lock_stats.stats_reset IS 'since when all this is counted';
 GRANT SELECT ON lock_stats TO PUBLIC;
 
@@ -845,8 +708,152 @@ CREATE FUNCTION lock_stats_reset()
 RETURNS void
 VOLATILE PARALLEL UNSAFE COST 1000
 LANGUAGE c AS 'MODULE_PATHNAME', 'lock_stats_reset_wrapper';
-COMMENT ON FUNCTION lock_stats_reset() IS 'sets all of lock_stats to zero, in the whole server, and forgets the domains; not for PUBLIC';
+COMMENT ON FUNCTION lock_stats_reset() IS 'sets all of lock_stats to zero, in the whole server, and forgets the domains';
 REVOKE EXECUTE ON FUNCTION lock_stats_reset() FROM PUBLIC;
+/* </end connected objects> */
+
+/* <begin connected objects> */
+-- src/lib.rs:23
+-- requires:
+--   types
+
+-- Rules for domains: who may lock names in one, how long a call may wait, how long a session may hold.
+CREATE TABLE _lock_domain (
+    domain text COLLATE "C" PRIMARY KEY CHECK (strpos(domain, ':') = 0 AND octet_length(domain) <= 1024),
+    role regrole CHECK (role::oid <> 0),
+    max_wait interval CHECK (max_wait >= '0' AND max_wait <= '24 days'),
+    max_hold interval CHECK (max_hold >= '100 ms' AND max_hold <= '3650 days')
+) USING heap;
+COMMENT ON TABLE _lock_domain IS 'rules for the domains of names; changed by lock_domain_set() and lock_domain_drop()';
+COMMENT ON COLUMN _lock_domain.domain IS 'what stands before the first colon of a name; empty for names without one';
+COMMENT ON COLUMN _lock_domain.role IS 'only its members may lock names in the domain; NULL: anyone';
+COMMENT ON COLUMN _lock_domain.max_wait IS 'no call waits longer for a name in the domain; NULL: no limit';
+COMMENT ON COLUMN _lock_domain.max_hold IS 'the hold_limit of session locks that give none, and the longest hold_limit and TTL; NULL: no limit';
+SELECT pg_catalog.pg_extension_config_dump('@extschema@._lock_domain', '');
+
+CREATE FUNCTION _lock_domain_changed()
+RETURNS trigger
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'lock_domain_changed_wrapper';
+COMMENT ON FUNCTION _lock_domain_changed() IS 'tells all sessions that the rules for domains have changed';
+-- Nobody else is to make all sessions read the rules anew, by a trigger on a table of their own.
+REVOKE EXECUTE ON FUNCTION _lock_domain_changed() FROM PUBLIC;
+
+CREATE TRIGGER changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON _lock_domain
+    FOR EACH STATEMENT EXECUTE FUNCTION @extschema@._lock_domain_changed();
+COMMENT ON TRIGGER changed ON _lock_domain IS 'tells all sessions that the rules have changed';
+
+CREATE FUNCTION lock_domain_set(
+    domain text,
+    role regrole DEFAULT NULL,
+    max_wait interval DEFAULT NULL,
+    max_hold interval DEFAULT NULL
+)
+RETURNS void
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'lock_domain_set_wrapper';
+COMMENT ON FUNCTION lock_domain_set(text, regrole, interval, interval) IS
+    'makes the rules for a domain: whose members may use it, the longest wait, the longest hold and TTL';
+
+CREATE FUNCTION lock_domain_drop(domain text)
+RETURNS boolean
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'lock_domain_drop_wrapper';
+COMMENT ON FUNCTION lock_domain_drop(text) IS
+    'drops the rules for a domain, which is open to all then; false if there were none';
+
+CREATE VIEW lock_domains AS
+SELECT
+    d.domain,
+    d.role,
+    d.max_wait,
+    d.max_hold
+FROM @extschema@._lock_domain AS d;
+COMMENT ON VIEW lock_domains IS 'the rules for domains of names; a domain that is not listed is open to all';
+COMMENT ON COLUMN lock_domains.domain IS 'what stands before the first colon of a name; empty for names without one';
+COMMENT ON COLUMN lock_domains.role IS 'only its members may lock names in the domain; NULL: anyone';
+COMMENT ON COLUMN lock_domains.max_wait IS 'no call waits longer for a name in the domain; NULL: no limit';
+COMMENT ON COLUMN lock_domains.max_hold IS 'the hold_limit of session locks that give none, and the longest hold_limit and TTL; NULL: no limit';
+GRANT SELECT ON lock_domains TO PUBLIC;
+/* </end connected objects> */
+
+/* <begin connected objects> */
+-- src/lib.rs:19
+-- requires:
+--   types
+
+-- Several named locks in one call.
+
+CREATE FUNCTION named_lock_all(
+    names text[],
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS boolean
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_all_wrapper';
+COMMENT ON FUNCTION named_lock_all(text[], interval, @extschema@.named_lock_mode) IS
+    'session locks on all of the names or none; true when held, false when the timeout passed';
+
+CREATE FUNCTION named_xact_lock_all(
+    names text[],
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS boolean
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'named_xact_lock_all_wrapper';
+COMMENT ON FUNCTION named_xact_lock_all(text[], interval, @extschema@.named_lock_mode) IS
+    'named_lock_all() to the end of the transaction';
+
+CREATE FUNCTION named_lock_any(
+    names text[],
+    max_locks integer DEFAULT 1,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS SETOF text
+VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1
+LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_any_wrapper';
+COMMENT ON FUNCTION named_lock_any(text[], integer, @extschema@.named_lock_mode) IS
+    'session locks on up to max_locks of the names that are free, without waiting; the names locked';
+
+CREATE FUNCTION named_xact_lock_any(
+    names text[],
+    max_locks integer DEFAULT 1,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS SETOF text
+VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1
+LANGUAGE c AS 'MODULE_PATHNAME', 'named_xact_lock_any_wrapper';
+COMMENT ON FUNCTION named_xact_lock_any(text[], integer, @extschema@.named_lock_mode) IS
+    'named_lock_any() to the end of the transaction';
+/* </end connected objects> */
+
+/* <begin connected objects> */
+-- src/lib.rs:22
+-- requires:
+--   types
+
+-- Semaphores: at most so many slots of a name taken at once.
+
+CREATE FUNCTION named_semaphore(
+    name text,
+    permits integer,
+    timeout interval DEFAULT NULL,
+    hold_limit interval DEFAULT NULL
+)
+RETURNS integer
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'named_semaphore_wrapper';
+COMMENT ON FUNCTION named_semaphore(text, integer, interval, interval) IS
+    'takes a slot for the session if fewer than permits are taken; NULL when the timeout passed';
+
+CREATE FUNCTION named_semaphore_release(name text, slot integer)
+RETURNS void
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'named_semaphore_release_wrapper';
+COMMENT ON FUNCTION named_semaphore_release(text, integer) IS
+    'gives back a slot; 55000 when not held by this session';
 /* </end connected objects> */
 
 /* <begin connected objects> */
