@@ -14,7 +14,7 @@ export DESTDIR
 
 .DEFAULT_GOAL := all
 .PHONY: all install uninstall installcheck package package-test dist help test reference upgrade \
-	field run bench docs lint format audit clean distclean
+	field run bench docs freeze lint format audit clean distclean
 
 # What follows is as PGXS has it, so that `make && sudo make install && make installcheck` does what it does elsewhere.
 
@@ -73,6 +73,10 @@ bench: ## Build it and measure it, beside MariaDB, Redis and etcd too
 docs: ## Build the documentation as a site, target/book
 	.ci/setup --docs
 	.ci/docs
+
+freeze: ## Write down the scripts of this version, once its SQL is as it is to be released
+	.ci/setup $(PG)
+	.ci/freeze $(PG)
 
 lint: ## Check form, style and spelling, and the crates that we build with
 	.ci/setup 14 $(PG)

@@ -1,6 +1,6 @@
 //! The extension in odd schemas, in schemas where others have been before, and beside things that are named as its own.
 
-use super::support::surface::{FUNCTIONS, For, RELATIONS, qualified};
+use super::support::surface::{FUNCTIONS, For, Function, RELATIONS, qualified};
 use super::support::{Server, Session, unique, unique_ident};
 
 /// A database without the extension, and a superuser's session in it.
@@ -17,8 +17,13 @@ fn quoted(identifier: &str) -> String {
 
 /// Calls every function and reads every view, all qualified. `schema` as it stands in SQL.
 fn call_all(session: &mut Session, schema: &str) {
+    call_each(&FUNCTIONS, session, schema);
+}
+
+/// Calls these functions and reads every view.
+pub fn call_each<'a>(functions: impl IntoIterator<Item = &'a Function>, session: &mut Session, schema: &str) {
     let stem = unique_ident("install");
-    for (number, function) in FUNCTIONS.iter().enumerate() {
+    for (number, function) in functions.into_iter().enumerate() {
         let name = format!("{stem}:{number}");
         let call = function.prepared_in(session, &name, |statement| qualified(statement, schema));
         if let Err(error) = session.query(&call) {

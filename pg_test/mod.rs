@@ -70,6 +70,8 @@ mod trees;
 #[cfg(test)]
 mod upgrade;
 #[cfg(test)]
+mod versions;
+#[cfg(test)]
 mod views;
 #[cfg(test)]
 mod waiting;

@@ -13,7 +13,8 @@ pub mod pg_test;
 
 pgrx::pg_module_magic!(name, version);
 
-pgrx::extension_sql_file!("../sql/types.sql", name = "types", bootstrap);
+pgrx::extension_sql_file!("../sql/library.sql", name = "library", bootstrap);
+pgrx::extension_sql_file!("../sql/types.sql", name = "types", requires = ["library"]);
 pgrx::extension_sql_file!("../sql/named_locks.sql", name = "named_locks", requires = ["types"]);
 pgrx::extension_sql_file!("../sql/sets.sql", name = "sets", requires = ["types"]);
 pgrx::extension_sql_file!("../sql/trees.sql", name = "trees", requires = ["types"]);

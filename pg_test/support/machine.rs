@@ -105,7 +105,7 @@ impl Dir {
     }
 
     /// Writes a file there.
-    pub fn write(&self, name: &str, contents: &str) -> PathBuf {
+    pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
         let path = self.0.join(name);
         let mut tee = as_server_user("tee")
             .arg(&path)
@@ -113,7 +113,7 @@ impl Dir {
             .stdout(Stdio::null())
             .spawn()
             .expect("cannot start tee");
-        tee.stdin.take().expect("tee has an input").write_all(contents.as_bytes()).expect("write");
+        tee.stdin.take().expect("tee has an input").write_all(contents.as_ref()).expect("write");
         assert!(tee.wait().expect("wait for tee").success(), "cannot write {}", path.display());
         path
     }

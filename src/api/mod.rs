@@ -3,6 +3,7 @@
 mod arguments;
 mod domains;
 mod leases;
+mod library;
 mod named;
 mod native;
 mod semaphores;

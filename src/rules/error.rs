@@ -5,9 +5,15 @@ use super::key::MAX_PERMITS;
 use super::mode::Mode;
 use super::name::MAX_NAME_BYTES;
 use super::tree::MAX_PARTS;
+use super::version::compare;
+use std::cmp::Ordering;
 
 /// At most so many holders or holds are listed in an error's DETAIL.
 const MAX_LISTED: usize = 5;
+
+/// The advice of an older library, also where `sql/library.sql` gives it.
+const CONNECT_AGAIN: &str = "Install the library of that version, then connect again; where a setting such as \
+                             shared_preload_libraries loads it, restart the server.";
 
 /// The page of the documentation that has an anchor for each kind of error, in the folder where that is installed.
 const PAGE: &str = "reference/errors.md";
@@ -105,7 +111,9 @@ pub enum Error {
     #[error("function was not called by a trigger")]
     NotByTrigger,
     #[error("the tables of the extension are not those that this version of its library works with")]
-    Tables,
+    Tables { library: &'static str, extension: Option<String> },
+    #[error("library of named_locks is too old for version {script} of the extension")]
+    OldLibrary { library: &'static str, script: String },
     #[error("{lock} was held longer than its hold_limit of {millis} ms")]
     HoldLimitOverrun { lock: String, millis: i64 },
     #[error("{lock} is a session lock, and named_locks.session_locks is \"warn\" here")]
@@ -406,7 +414,16 @@ impl Error {
             Error::NotByTrigger => {
                 ("39P01", "not-by-trigger", "Change the rules for domains by lock_domain_set() and lock_domain_drop().")
             }
-            Error::Tables => ("55000", "wrong-tables", "Run ALTER EXTENSION named_locks UPDATE."),
+            Error::Tables { library, extension } => {
+                let stands = extension.as_deref().and_then(|extension| compare(extension, library));
+                let advice = match stands {
+                    Some(Ordering::Less) => "Run ALTER EXTENSION named_locks UPDATE.",
+                    Some(Ordering::Greater) => CONNECT_AGAIN,
+                    _ => "Take back what was done to the tables, or drop the extension and create it anew.",
+                };
+                ("55000", "wrong-tables", advice)
+            }
+            Error::OldLibrary { .. } => ("55000", "library-too-old", CONNECT_AGAIN),
         };
         Kind { sqlstate, anchor, advice }
     }
@@ -463,6 +480,15 @@ impl Error {
                 Some(micros) => format!("It expired {} ago.", seconds(*micros)),
                 None => "It was released or broken, has expired, or was never granted with this token.".to_owned(),
             }),
+            Error::Tables { library, extension } => Some(match extension {
+                Some(extension) => {
+                    format!("The library is of version {library}, the extension in this database of {extension}.")
+                }
+                None => format!("The library is of version {library}, and this database is without the extension."),
+            }),
+            Error::OldLibrary { library, .. } => {
+                Some(format!("The library that this session works with is of version {library}."))
+            }
             _ => None,
         }
     }
@@ -543,7 +569,8 @@ pub mod tests {
             Error::NotDomainOwner,
             Error::NoSuchRole,
             Error::NotByTrigger,
-            Error::Tables,
+            Error::Tables { library: "2.0.0", extension: Some("1.0.0".into()) },
+            Error::OldLibrary { library: "1.0.0", script: "1.1.0".into() },
             Error::HoldLimitOverrun { lock: lock(), millis: 30_000 },
             Error::SessionLocksWarn { lock: lock() },
             Error::NoNames,
@@ -609,6 +636,25 @@ pub mod tests {
         assert_eq!(error.sqlstate(), "55006");
         let error = Error::LeaseEnded { lease: "lease \"leader\"".into(), token: 42, expired_for: Some(1_500_000) };
         assert_eq!(error.detail().unwrap(), "It expired 1.500 s ago.");
+    }
+
+    #[test]
+    fn tables_of_another_version_say_who_is_older() {
+        let advice = |extension: Option<&str>| {
+            Error::Tables { library: "1.0.0", extension: extension.map(str::to_owned) }.kind().advice
+        };
+        assert_eq!(advice(Some("0.1.0")), "Run ALTER EXTENSION named_locks UPDATE.");
+        assert_eq!(advice(Some("1.0.1")), CONNECT_AGAIN);
+        for other in [Some("1.0.0"), Some("unknown"), None] {
+            assert!(advice(other).starts_with("Take back"), "{other:?}");
+        }
+    }
+
+    /// Of a library that is too old to be asked, the script itself says so.
+    #[test]
+    fn the_scripts_give_the_hint_of_an_older_library() {
+        let hint = Error::OldLibrary { library: "0.1.0", script: "1.0.0".into() }.hint().replace('\n', "\\n");
+        assert!(include_str!("../../sql/library.sql").contains(&format!("HINT = E'{hint}';")), "{hint}");
     }
 
     #[test]

@@ -13,3 +13,4 @@ pub mod payload;
 pub mod statistics;
 pub mod token;
 pub mod tree;
+pub mod version;

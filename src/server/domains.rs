@@ -12,6 +12,7 @@ use super::report::Problem;
 use super::session;
 use super::tables::Tables;
 use super::try_block::try_block;
+use super::version;
 use crate::rules::domain::Rule;
 use crate::rules::error::Error;
 use crate::rules::interval::{Interval, Wait, hold_limit_micros};
@@ -158,7 +159,7 @@ fn read(table: pg_sys::Oid) -> Result<Rules, Problem> {
             is_ours
         })
     }?;
-    if is_ours { Ok(found.iter().map(Found::rule).collect()) } else { Err(Error::Tables.into()) }
+    if is_ours { Ok(found.iter().map(Found::rule).collect()) } else { Err(version::mismatch()) }
 }
 
 impl Found {
@@ -207,7 +208,7 @@ unsafe extern "C-unwind" fn on_relation_change(_argument: pg_sys::Datum, relatio
 /// Tells all sessions, when this transaction commits, that the rules have changed.
 ///
 /// # Errors
-/// [`Error::NotByTrigger`], [`Error::Tables`], the server's.
+/// [`Error::NotByTrigger`], [`version::mismatch`], the server's.
 pub fn changed(fcinfo: pg_sys::FunctionCallInfo) -> Result<(), Problem> {
     // SAFETY: the server's call information.
     if !unsafe { pgrx::trigger_support::called_as_trigger(fcinfo) } {
@@ -293,7 +294,7 @@ fn run(fcinfo: pg_sys::FunctionCallInfo, sql: &[u8]) -> Result<u64, Problem> {
             (done, rows)
         })
     }?;
-    if done > 0 { Ok(rows) } else { Err(Error::Tables.into()) }
+    if done > 0 { Ok(rows) } else { Err(version::mismatch()) }
 }
 
 fn check_domain(domain: &[u8]) -> Result<(), Error> {

@@ -29,4 +29,5 @@ pub mod snapshot;
 pub mod statistics;
 pub mod tables;
 pub mod try_block;
+pub mod version;
 pub mod who;

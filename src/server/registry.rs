@@ -30,7 +30,8 @@ use std::collections::HashSet;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
-/// With the version of the layout: change it with any of the structs below.
+/// With the version of the layout: change it with any of the structs below. Sessions with the library of before have a
+/// registry of their own then: what keeps locks, leases and tokens apart must not rest on this one.
 const CONTROL_NAME: &CStr = c"named_locks/4";
 /// Frozen: asking for another size under a name already taken is an error.
 const CONTROL_SIZE: usize = 128;

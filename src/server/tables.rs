@@ -4,7 +4,7 @@ use super::ffi;
 use super::process_local::ProcessLocal;
 use super::report::Problem;
 use super::try_block::try_block;
-use crate::rules::error::Error;
+use super::version;
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -26,7 +26,7 @@ impl Tables {
     /// Those in the schema of the function that is being called.
     ///
     /// # Errors
-    /// [`Error::Tables`] where there are none.
+    /// [`version::mismatch`] where there are none.
     pub fn beside(fcinfo: pg_sys::FunctionCallInfo) -> Result<Self, Problem> {
         // SAFETY: the server's call information.
         let function = unsafe { (*(*fcinfo).flinfo).fn_oid };
@@ -60,7 +60,7 @@ impl Tables {
         }?;
         let Self { lease, token, timeline, lock_domain } = tables;
         if [lease, token, timeline, lock_domain].contains(&pg_sys::InvalidOid) {
-            return Err(Error::Tables.into());
+            return Err(version::mismatch());
         }
         if CATALOGUE_CHANGES.get() == changes {
             known(function).set(Some((function, tables)));

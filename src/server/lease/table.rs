@@ -7,13 +7,12 @@
 //! A grant always inserts a row. Its place in the index never changes after that, so that changes can stay in their page.
 //! An order to a holder is a row of its own, beside the grant's: who gives it must not keep the holder waiting.
 
-use crate::rules::error::Error;
 use crate::rules::lease::{Bound, Grant, Moment, Term};
 use crate::server::arguments::{Varlena, text_bytes};
 use crate::server::report::Problem;
 use crate::server::tables::Tables;
 use crate::server::try_block::try_block;
-use crate::server::{activity, encoding, ffi, session};
+use crate::server::{activity, encoding, ffi, session, version};
 use pgrx::pg_sys;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -185,7 +184,7 @@ unsafe fn with_table<R>(
             result
         })
     }?;
-    result.map_err(|WrongShape| Error::Tables.into())
+    result.map_err(|WrongShape| version::mismatch())
 }
 
 /// The table has other columns than this library knows.
@@ -194,7 +193,7 @@ struct WrongShape;
 /// The rows of a lease, or the one with that token.
 ///
 /// # Errors
-/// [`Error::Tables`], the server's.
+/// [`version::mismatch`], the server's.
 pub fn read(tables: &Tables, key: u64, token: Option<i64>, see: See, payloads: bool) -> Result<Vec<Row>, Problem> {
     let keys = [(KEY_ATTRIBUTE, pg_sys::BTEqualStrategyNumber, key as i64)];
     let with_token = [keys[0], (TOKEN_ATTRIBUTE, pg_sys::BTEqualStrategyNumber, token.unwrap_or_default())];
@@ -204,7 +203,7 @@ pub fn read(tables: &Tables, key: u64, token: Option<i64>, see: See, payloads: b
 /// All committed rows, payloads and all.
 ///
 /// # Errors
-/// [`Error::Tables`], the server's.
+/// [`version::mismatch`], the server's.
 pub fn read_all(tables: &Tables) -> Result<Vec<Row>, Problem> {
     read_rows(tables, &[], See::Committed, true)
 }
@@ -458,7 +457,7 @@ fn term_values(term: &Term) -> [(usize, pg_sys::Datum); 6] {
 /// Inserts a row.
 ///
 /// # Errors
-/// [`Error::Tables`], the server's.
+/// [`version::mismatch`], the server's.
 pub fn insert(tables: &Tables, row: &NewRow<'_>) -> Result<(), Problem> {
     let grant = &row.grant;
     let bound = grant.bound.unwrap_or(Bound { pid: 0, session: 0 });
@@ -553,7 +552,7 @@ fn written(result: pg_sys::TM_Result::Type) -> Written {
 /// `lock_timeout` applies, deadlocks are found.
 ///
 /// # Errors
-/// [`Error::Tables`], the server's.
+/// [`version::mismatch`], the server's.
 pub fn update(tables: &Tables, row: &Row, change: Change) -> Result<Written, Problem> {
     // SAFETY: server calls; the tuple is a copy of one of the table's.
     unsafe {
@@ -602,7 +601,7 @@ pub enum Others {
 /// Deletes a row.
 ///
 /// # Errors
-/// [`Error::Tables`], the server's.
+/// [`version::mismatch`], the server's.
 pub fn delete(tables: &Tables, row: &Row, others: Others) -> Result<Written, Problem> {
     let wait = others == Others::Wait;
     // SAFETY: server calls.
@@ -623,7 +622,7 @@ pub fn delete(tables: &Tables, row: &Row, others: Others) -> Result<Written, Pro
 /// the table stays about as large as its live rows want it, however many names have been used. The rows that it has deleted.
 ///
 /// # Errors
-/// [`Error::Tables`], the server's.
+/// [`version::mismatch`], the server's.
 pub fn sweep(
     tables: &Tables,
     token: i64,
