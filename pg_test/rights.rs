@@ -95,28 +95,6 @@ fn functions_say_what_they_are() {
     }
 }
 
-#[test]
-fn every_object_has_a_comment() {
-    let mut admin = Server::shared().session("rights");
-    let uncommented = format!(
-        "select pg_describe_object(d.classid, d.objid, d.objsubid) from {MEMBERS} \
-             and obj_description(d.objid, d.classid::regclass::name) is null \
-             and not exists (select from pg_proc as p where d.classid = 'pg_proc'::regclass \
-                                and p.oid = d.objid and p.pronamespace <> e.extnamespace) \
-             and not exists (select from pg_type as t where d.classid = 'pg_type'::regclass \
-                                and t.oid = d.objid and (t.typcategory = 'A' or t.typrelid <> 0)) \
-             and (d.classid, d.objid) <> ('pg_namespace'::regclass, 'tests'::regnamespace::oid)"
-    );
-    assert_eq!(admin.column(&uncommented), [""; 0]);
-    let uncommented_columns = format!(
-        "select c.relname || '.' || a.attname from pg_class as c join pg_attribute as a on a.attrelid = c.oid \
-          where c.oid in (select d.objid from {MEMBERS} and d.classid = 'pg_class'::regclass) \
-            and c.relkind in ('r', 'v') and a.attnum > 0 and not a.attisdropped \
-            and col_description(c.oid, a.attnum) is null"
-    );
-    assert_eq!(admin.column(&uncommented_columns), [""; 0]);
-}
-
 /// Each function is called for real, by a role that nobody has given anything.
 #[test]
 fn what_is_for_everyone_and_what_is_not() {
