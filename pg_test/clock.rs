@@ -22,7 +22,7 @@ impl WallClock {
 
     /// So many minutes off the true time, for all servers that run with this clock, from now on.
     fn set(&self, minutes: i32) {
-        let new = self.0.write("new", &format!("{minutes:+}m\n"));
+        let new = self.0.write("new", format!("{minutes:+}m\n"));
         // In one step: nobody reads half of it.
         run(as_server_user("mv").arg(new).arg(self.0.path().join("offset")));
     }

@@ -302,7 +302,7 @@ fn what_the_pages_name_is_there() {
 #[test]
 fn every_object_has_a_comment() {
     let mut admin = Server::shared().session("reference");
-    let comments = admin.query(&format!(
+    let comments = admin.query(
         "with members as (
             select d.classid, d.objid from pg_depend as d
              where d.deptype = 'e' and d.refobjid = (select oid from pg_extension where extname = 'named_locks')
@@ -325,7 +325,7 @@ fn every_object_has_a_comment() {
           where not t.tgisinternal
          union all
          select 'extension', obj_description(oid, 'pg_extension') from pg_extension where extname = 'named_locks'"
-    ));
+    );
     let comments = comments.expect("the comments");
     assert!(comments.len() > 100);
     for row in &comments {

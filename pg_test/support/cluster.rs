@@ -95,7 +95,7 @@ impl Cluster {
                 "shared_buffers = '16MB'".to_owned(),
             ];
             let lines: Vec<&str> = own.iter().map(String::as_str).chain(conf.iter().copied()).collect();
-            cluster.dir.write("data/test.conf", &lines.join("\n"));
+            cluster.dir.write("data/test.conf", lines.join("\n"));
             match cluster.try_start() {
                 Ok(()) => break,
                 // Another process may have taken the port meanwhile.

@@ -39,7 +39,7 @@ impl Pooler {
             let port = free_port();
             dir.write(
                 "ini",
-                &format!(
+                format!(
                     "[databases]\n\
                      * = host={host} port={server_port}\n\
                      [pgbouncer]\n\
