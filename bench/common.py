@@ -46,6 +46,7 @@ class Effort(NamedTuple):
     beside_rounds: int  # in each, all systems in turn
     beside_seconds: float  # of one system's slice
     beside_warm_up: float
+    clients: tuple[int, ...]  # each with a name of its own
     hot_clients: tuple[int, ...]
     held: tuple[int, ...]  # locks held by one session
     holders: tuple[int, ...]  # rows of lock_holders
@@ -71,6 +72,7 @@ FULL = Effort(
     beside_rounds=7,
     beside_seconds=0.5,
     beside_warm_up=0.1,
+    clients=(1, 4, 16),
     hot_clients=(2, 4, 8, 16, 32, 64),
     held=(1, 10, 100, 1_000, 10_000, 100_000),
     holders=(10, 100, 1_000, 10_000, 50_000),
@@ -95,7 +97,8 @@ SHORT = Effort(
     beside_rounds=2,
     beside_seconds=0.25,
     beside_warm_up=0.1,
-    hot_clients=(2, 8, 64),
+    clients=(1, 16),
+    hot_clients=(2, 64),
     held=(1, 100, 10_000),
     holders=(10, 1_000, 10_000),
     live=(10, 1_000, 20_000),

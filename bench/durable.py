@@ -13,9 +13,8 @@ from servers import other_servers
 from table import Entry, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-CLIENTS = (1, 4, 16)
 HOLD = (2.0, 12.0)  # milliseconds, by chance: a poller may be at any point of its sleep
 OURS = Contender("lease", "lease", "postgres")
 BY_HAND_SQL = Contender("SQL by hand", "hand", "postgres")
@@ -47,20 +46,20 @@ def title(bench: Bench) -> str:
     )
 
 
-def contests() -> Iterator[Contest]:
+def contests(clients: Sequence[int]) -> Iterator[Contest]:
     """All of them. Redis has to be beaten where many clients share one flush of the disk."""
     for case, work, targets in (
         ("acquire; release", "pair", TARGETS),
         ("renew", "renew", {BY_HAND_SQL.label: TARGETS[BY_HAND_SQL.label]}),
         ("a refused try", "refused", {}),
     ):
-        few, many = CLIENTS[:-1], CLIENTS[-1:]
+        few, many = clients[:-1], clients[-1:]
         contenders = (*ALL, LAZY_BY_HAND) if work == "pair" else ALL
         yield Contest(case, work, contenders, few, [beside.rate(targets)])
         ahead = {} if work == "refused" else {REDIS.label: Target(">=", 1.0)}
         yield Contest(case, work, contenders, many, [beside.rate({**targets, **ahead})])
-    yield Contest("acquire; release, synchronous_commit off", "pair", VOLATILE, CLIENTS, [beside.rate({})])
-    yield Contest("renew, synchronous_commit off", "renew", VOLATILE, CLIENTS, [beside.rate({})])
+    yield Contest("acquire; release, synchronous_commit off", "pair", VOLATILE, clients, [beside.rate({})])
+    yield Contest("renew, synchronous_commit off", "renew", VOLATILE, clients, [beside.rate({})])
     yield Contest(
         "a waiter has it after the release", "alternate", (OURS, ETCD, REDIS, BY_HAND_SQL), (2,), WAKE_UP, HOLD, 6
     )
@@ -77,6 +76,6 @@ def measure(bench: Bench) -> Iterator[Entry]:
             "postgres volatile": f"{bench.server.conninfo} options='-c synchronous_commit=off'",
             **others,
         }
-        for contest in contests():
+        for contest in contests(bench.effort.clients):
             # Before each slice, or the dead rows of one would be in the way of the next.
             yield from beside.entries(bench, contest, addresses, lambda: bench.server.vacuum("_lease", "hand_lease"))

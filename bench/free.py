@@ -12,9 +12,8 @@ from servers import other_servers
 from table import Entry, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-CLIENTS = (1, 4, 16)
 EVEN = Target(">=", 1.0)
 
 SYSTEMS = (
@@ -26,24 +25,28 @@ SYSTEMS = (
 )
 # What PostgreSQL takes for the statements alone: nothing in it can be faster.
 ROUND_TRIPS = "PostgreSQL's round trips alone"
-SESSION = Contest(
-    "lock; unlock",
-    "pair",
-    (*SYSTEMS, Contender(ROUND_TRIPS, "round_trips", "postgres")),
-    CLIENTS,
-    [beside.rate({contender.label: EVEN for contender in SYSTEMS[1:]})],
-)
-TRANSACTION = Contest(
-    "begin; transaction lock; commit",
-    "pair",
-    (
-        Contender("named", "named_transaction", "postgres"),
-        Contender("native", "native_transaction", "postgres"),
-        Contender(ROUND_TRIPS, "round_trips_transaction", "postgres"),
-    ),
-    CLIENTS,
-    [beside.rate({"native": EVEN})],
-)
+
+
+def contests(clients: Sequence[int]) -> Iterator[Contest]:
+    """Locks of sessions, then of transactions."""
+    yield Contest(
+        "lock; unlock",
+        "pair",
+        (*SYSTEMS, Contender(ROUND_TRIPS, "round_trips", "postgres")),
+        clients,
+        [beside.rate({contender.label: EVEN for contender in SYSTEMS[1:]})],
+    )
+    yield Contest(
+        "begin; transaction lock; commit",
+        "pair",
+        (
+            Contender("named", "named_transaction", "postgres"),
+            Contender("native", "native_transaction", "postgres"),
+            Contender(ROUND_TRIPS, "round_trips_transaction", "postgres"),
+        ),
+        clients,
+        [beside.rate({"native": EVEN})],
+    )
 
 
 def title(bench: Bench) -> str:
@@ -56,10 +59,10 @@ def title(bench: Bench) -> str:
 
 
 def measure(bench: Bench) -> Iterator[Entry]:
-    """Locks of sessions, then of transactions."""
+    """All of them."""
     with closing(bench.server.connect("bench free")) as conn:
         execute(conn, beside.POLLING)
     with other_servers(bench.server.runas, "mariadb", "redis") as others:
         addresses = {"postgres": bench.server.conninfo, **others}
-        for contest in (SESSION, TRANSACTION):
+        for contest in contests(bench.effort.clients):
             yield from beside.entries(bench, contest, addresses)
