@@ -240,7 +240,7 @@ mod tests {
             ("named_semaphore", "name permits timeout hold_limit"),
             ("named_semaphore_release", "name slot"),
             (
-                "lock_stats",
+                "_lock_stats",
                 "domain database grants waits timeouts deadlocks wait_time max_wait \
                  leases_granted leases_taken_over leases_expired stats_reset",
             ),
