@@ -171,6 +171,10 @@ fn max_hold_is_the_default_and_the_most() {
     let token = a.int("select token from lease_acquire('jobs:c', '1 hour')");
     a.fails(&format!("select lease_renew('jobs:c', {token}, '61 min')")).is("22023");
     a.run(&format!("select lease_renew('jobs:c', {token})"));
+    let refused = a.fails(&format!("select lease_release('jobs:c', {token}, keep_for => '61 min')"));
+    refused.is("22023").message_has("keep_for").message_has("(3600 s)");
+    assert!(a.flag(&format!("select lease_check('jobs:c', {token})")), "it is held as before");
+    assert!(a.flag(&format!("select lease_release('jobs:c', {token}, keep_for => '1 hour')")));
     // Taking the limit off puts the rule's in its place.
     assert!(a.flag("select named_lock_extend('jobs:b', null) > clock_timestamp() + interval '59 min'"));
     // A transaction's locks end with it.

@@ -31,6 +31,22 @@ ALTER TABLE _lock_domain RENAME CONSTRAINT lock_domain_domain_check TO _lock_dom
 ALTER TABLE _lock_domain RENAME CONSTRAINT lock_domain_role_check TO _lock_domain_role_check;
 ALTER TABLE _lock_domain RENAME CONSTRAINT lock_domain_max_wait_check TO _lock_domain_max_wait_check;
 ALTER TABLE _lock_domain RENAME CONSTRAINT lock_domain_max_hold_check TO _lock_domain_max_hold_check;
+-- From PostgreSQL 18 on, what is NOT NULL is a constraint with a name.
+DO LANGUAGE plpgsql $do$
+DECLARE
+    found pg_catalog.record;
+BEGIN
+    FOR found IN
+        SELECT conrelid::pg_catalog.regclass AS of_table, conname AS name
+        FROM pg_catalog.pg_constraint
+        WHERE contype OPERATOR(pg_catalog.=) 'n' AND conrelid OPERATOR(pg_catalog.=) ANY (
+            ARRAY['@extschema@._lease'::pg_catalog.regclass, '@extschema@._lock_domain'::pg_catalog.regclass]::pg_catalog.oid[]
+        )
+    LOOP
+        EXECUTE pg_catalog.format('ALTER TABLE %s RENAME CONSTRAINT %I TO %I', found.of_table, found.name, '_' OPERATOR(pg_catalog.||) found.name::pg_catalog.text);
+    END LOOP;
+END
+$do$;
 ALTER FUNCTION lock_domain_changed() RENAME TO _lock_domain_changed;
 ALTER FUNCTION lock_holders() RENAME TO _lock_holders;
 ALTER FUNCTION lock_waiters() RENAME TO _lock_waiters;

@@ -52,10 +52,20 @@ fn request<'a>(fcinfo: pg_sys::FunctionCallInfo, lease: &Lease<'_>, lock_timeout
         bound: required("bound", args.boolean(6))?,
     };
     if let Some(rule) = lease.rule()? {
-        rule.check_ttl(request.ttl, || lease.describe())?;
+        rule.check_lease("ttl", request.ttl, || lease.describe())?;
         request.wait = rule.cap(request.wait, lock_timeout);
     }
     Ok(request)
+}
+
+/// Fails where the rule for a lease's domain forbids to keep it from others for so long, if it is asked for.
+fn check_max_hold(lease: &Lease<'_>, what: &'static str, micros: Option<i64>) -> Result<(), Problem> {
+    if let Some(micros) = micros
+        && let Some(rule) = lease.limits()?
+    {
+        rule.check_lease(what, micros, || lease.describe())?;
+    }
+    Ok(())
 }
 
 #[pg_extern(sql = false)]
@@ -106,11 +116,7 @@ fn lease_renew(fcinfo: pg_sys::FunctionCallInfo) -> Row {
     let args = Arguments::of(fcinfo);
     let renewed = lease_and_token(fcinfo).and_then(|(lease, token)| {
         let ttl = args.interval(2).map(ttl_micros).transpose()?;
-        if let Some(ttl) = ttl
-            && let Some(rule) = lease.limits()?
-        {
-            rule.check_ttl(ttl, || lease.describe())?;
-        }
+        check_max_hold(&lease, "ttl", ttl)?;
         lease.renew(token, ttl, args.jsonb(3))
     });
     let renewal = answer(renewed);
@@ -127,7 +133,11 @@ fn lease_renew(fcinfo: pg_sys::FunctionCallInfo) -> Row {
 #[pg_extern(sql = false)]
 fn lease_release(fcinfo: pg_sys::FunctionCallInfo) -> bool {
     let keep_for = Arguments::of(fcinfo).interval(2);
-    answer(lease_and_token(fcinfo).and_then(|(lease, token)| lease.release(token, keep_for_micros(keep_for)?)))
+    answer(lease_and_token(fcinfo).and_then(|(lease, token)| {
+        let keep_for = keep_for_micros(keep_for)?;
+        check_max_hold(&lease, "keep_for", keep_for)?;
+        lease.release(token, keep_for)
+    }))
 }
 
 #[pg_extern(sql = false)]

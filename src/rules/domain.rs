@@ -41,13 +41,13 @@ impl Rule {
         }
     }
 
-    /// Fails where a lease may not live so long.
+    /// Fails where a lease may not be kept from others for so long; `what`: the argument that asks for it.
     ///
     /// # Errors
     /// [`Error::OverMaxHold`].
-    pub fn check_ttl(&self, ttl: i64, lease: impl FnOnce() -> String) -> Result<(), Error> {
+    pub fn check_lease(&self, what: &'static str, micros: i64, lease: impl FnOnce() -> String) -> Result<(), Error> {
         match self.max_hold {
-            Some(max_hold) if ttl > max_hold => Err(Error::OverMaxHold { lock: lease(), what: "ttl", max_hold }),
+            Some(max_hold) if micros > max_hold => Err(Error::OverMaxHold { lock: lease(), what, max_hold }),
             _ => Ok(()),
         }
     }
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(rule.hold_limit(Some(500_000), name).unwrap(), Some(500_000));
         assert!(matches!(rule.hold_limit(Some(1_000_001), name), Err(Error::OverMaxHold { .. })));
         assert_eq!(Rule::default().hold_limit(None, name).unwrap(), None);
-        assert!(rule.check_ttl(1_000_000, name).is_ok());
-        assert!(matches!(rule.check_ttl(1_000_001, name), Err(Error::OverMaxHold { .. })));
+        assert!(rule.check_lease("ttl", 1_000_000, name).is_ok());
+        assert!(matches!(rule.check_lease("ttl", 1_000_001, name), Err(Error::OverMaxHold { .. })));
     }
 }

@@ -78,7 +78,7 @@ pub enum Error {
     Permits,
     #[error("slot must be between 1 and {MAX_PERMITS}")]
     Slot,
-    #[error("{lease} is in use with {permits} permits, not {asked}")]
+    #[error("{lease} is in use with permits => {permits}, not {asked}")]
     PermitsDiffer { lease: String, permits: u16, asked: u16 },
     #[error("could not acquire {lease}{}", waited(.wait))]
     LeaseNotObtained { lease: String, wait: Waited, holder: Option<LeaseHolder> },
@@ -257,13 +257,15 @@ impl Error {
             }
             Error::EmptyName => ("22023", "empty-name", "A name has 1 to 1,024 bytes."),
             Error::NameTooLong { .. } => ("22001", "name-too-long", "Use a shorter name, or a hash of this one."),
-            Error::Timeout => {
-                ("22023", "timeout-out-of-range", "Leave timeout out to wait as the server would; 0 is one try.")
-            }
+            Error::Timeout => (
+                "22023",
+                "timeout-out-of-range",
+                "Give a shorter one, 0 for one try, or NULL to wait as the server would.",
+            ),
             Error::HoldLimit => (
                 "22023",
                 "hold-limit-out-of-range",
-                "Leave hold_limit out to hold the lock for as long as the session lasts.",
+                "Give one in between, or NULL to hold the lock for as long as the session lasts.",
             ),
             Error::ModeNotNative { .. } => ("22023", "mode-not-native", "Use exclusive or share."),
             Error::UnknownMode => (
@@ -303,7 +305,7 @@ impl Error {
             Error::NotObtained { .. } => (
                 "55P03",
                 "lock-not-obtained",
-                "Wait longer, or look at the view lock_holders; pg_terminate_backend() ends a holder's session.",
+                "Wait longer, or look at the view lock_holders; pg_terminate_backend() ends a session that holds it.",
             ),
             Error::NoTimer { .. } => (
                 "53000",
@@ -353,7 +355,9 @@ impl Error {
                 "CALL it on its own, outside a transaction block, or use the function that waits with a snapshot: \
                  named_lock() or lease_acquire().",
             ),
-            Error::TextTooLong { .. } => ("22001", "text-too-long", "Put what is longer into the payload."),
+            Error::TextTooLong { .. } => {
+                ("22001", "text-too-long", "Use a shorter text; the payload of a lease has room for more.")
+            }
             Error::Ttl => {
                 ("22023", "ttl-out-of-range", "Give the time to live after each renewal, and renew at a third of it.")
             }
