@@ -49,6 +49,228 @@ COMMENT ON TYPE named_lock_mode IS 'how a named lock is held: exclusive, share, 
 /* </end connected objects> */
 
 /* <begin connected objects> */
+-- src/lib.rs:19
+-- requires:
+--   types
+
+-- Several named locks in one call.
+
+CREATE FUNCTION named_lock_all(
+    names text[],
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS boolean
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_all_wrapper';
+COMMENT ON FUNCTION named_lock_all(text[], interval, @extschema@.named_lock_mode) IS
+    'session locks on all of the names or none; true when held, false when the timeout passed';
+
+CREATE FUNCTION named_xact_lock_all(
+    names text[],
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS boolean
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'named_xact_lock_all_wrapper';
+COMMENT ON FUNCTION named_xact_lock_all(text[], interval, @extschema@.named_lock_mode) IS
+    'named_lock_all() to the end of the transaction';
+
+CREATE FUNCTION named_lock_any(
+    names text[],
+    max_locks integer DEFAULT 1,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS SETOF text
+VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1
+LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_any_wrapper';
+COMMENT ON FUNCTION named_lock_any(text[], integer, @extschema@.named_lock_mode) IS
+    'session locks on up to max_locks of the names that are free, without waiting; the names locked';
+
+CREATE FUNCTION named_xact_lock_any(
+    names text[],
+    max_locks integer DEFAULT 1,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS SETOF text
+VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1
+LANGUAGE c AS 'MODULE_PATHNAME', 'named_xact_lock_any_wrapper';
+COMMENT ON FUNCTION named_xact_lock_any(text[], integer, @extschema@.named_lock_mode) IS
+    'named_lock_any() to the end of the transaction';
+/* </end connected objects> */
+
+/* <begin connected objects> */
+-- src/lib.rs:21
+-- requires:
+--   types
+
+-- A timeout on the native advisory locks that other software already uses. pg_advisory_unlock() gives them back.
+--
+-- Give the timeout by name: SQL takes advisory_lock(42, '0') for the pair of integers 42 and 0.
+
+CREATE FUNCTION advisory_lock(
+    key bigint,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
+    hold_limit interval DEFAULT NULL
+)
+RETURNS boolean
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock_wrapper';
+COMMENT ON FUNCTION advisory_lock(bigint, interval, @extschema@.named_lock_mode, interval) IS
+    'pg_advisory_lock() on a bigint key, with a timeout; true when held, false when it passed';
+
+CREATE FUNCTION advisory_lock_strict(
+    key bigint,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
+    hold_limit interval DEFAULT NULL
+)
+RETURNS void
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock_strict_wrapper';
+COMMENT ON FUNCTION advisory_lock_strict(bigint, interval, @extschema@.named_lock_mode, interval) IS
+    'advisory_lock() on a bigint key that raises 55P03 where the other returns false';
+
+CREATE FUNCTION advisory_xact_lock(
+    key bigint,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS boolean
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock_wrapper';
+COMMENT ON FUNCTION advisory_xact_lock(bigint, interval, @extschema@.named_lock_mode) IS
+    'pg_advisory_xact_lock() on a bigint key, with a timeout; true when held, false when it passed';
+
+CREATE FUNCTION advisory_xact_lock_strict(
+    key bigint,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS void
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock_strict_wrapper';
+COMMENT ON FUNCTION advisory_xact_lock_strict(bigint, interval, @extschema@.named_lock_mode) IS
+    'advisory_xact_lock() on a bigint key that raises 55P03 where the other returns false';
+
+CREATE FUNCTION advisory_lock(
+    key1 integer,
+    key2 integer,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
+    hold_limit interval DEFAULT NULL
+)
+RETURNS boolean
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock2_wrapper';
+COMMENT ON FUNCTION advisory_lock(integer, integer, interval, @extschema@.named_lock_mode, interval) IS
+    'pg_advisory_lock() on two integer keys, with a timeout; true when held, false when it passed';
+
+CREATE FUNCTION advisory_lock_strict(
+    key1 integer,
+    key2 integer,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
+    hold_limit interval DEFAULT NULL
+)
+RETURNS void
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock2_strict_wrapper';
+COMMENT ON FUNCTION advisory_lock_strict(integer, integer, interval, @extschema@.named_lock_mode, interval) IS
+    'advisory_lock() on two integer keys that raises 55P03 where the other returns false';
+
+CREATE FUNCTION advisory_xact_lock(
+    key1 integer,
+    key2 integer,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS boolean
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock2_wrapper';
+COMMENT ON FUNCTION advisory_xact_lock(integer, integer, interval, @extschema@.named_lock_mode) IS
+    'pg_advisory_xact_lock() on two integer keys, with a timeout; true when held, false when it passed';
+
+CREATE FUNCTION advisory_xact_lock_strict(
+    key1 integer,
+    key2 integer,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS void
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock2_strict_wrapper';
+COMMENT ON FUNCTION advisory_xact_lock_strict(integer, integer, interval, @extschema@.named_lock_mode) IS
+    'advisory_xact_lock() on two integer keys that raises 55P03 where the other returns false';
+/* </end connected objects> */
+
+/* <begin connected objects> */
+-- src/lib.rs:22
+-- requires:
+--   types
+
+-- Semaphores: at most so many slots of a name taken at once.
+
+CREATE FUNCTION named_semaphore(
+    name text,
+    permits integer,
+    timeout interval DEFAULT NULL,
+    hold_limit interval DEFAULT NULL
+)
+RETURNS integer
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'named_semaphore_wrapper';
+COMMENT ON FUNCTION named_semaphore(text, integer, interval, interval) IS
+    'takes a slot for the session if fewer than permits are taken; NULL when the timeout passed';
+
+CREATE FUNCTION named_semaphore_release(name text, slot integer)
+RETURNS void
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'named_semaphore_release_wrapper';
+COMMENT ON FUNCTION named_semaphore_release(text, integer) IS
+    'gives back a slot; 55000 when not held by this session';
+/* </end connected objects> */
+
+/* <begin connected objects> */
+-- src/lib.rs:20
+-- requires:
+--   types
+
+-- Trees of named locks: paths of names with / between their parts.
+
+CREATE FUNCTION named_lock_tree(
+    path text,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS boolean
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_tree_wrapper';
+COMMENT ON FUNCTION named_lock_tree(text, interval, @extschema@.named_lock_mode) IS
+    'session lock on a path and all below it; true when held, false when the timeout passed';
+
+CREATE FUNCTION named_xact_lock_tree(
+    path text,
+    timeout interval DEFAULT NULL,
+    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
+)
+RETURNS boolean
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'named_xact_lock_tree_wrapper';
+COMMENT ON FUNCTION named_xact_lock_tree(text, interval, @extschema@.named_lock_mode) IS
+    'named_lock_tree() to the end of the transaction';
+
+CREATE FUNCTION named_unlock_tree(path text)
+RETURNS integer
+VOLATILE PARALLEL UNSAFE COST 1000
+LANGUAGE c AS 'MODULE_PATHNAME', 'named_unlock_tree_wrapper';
+COMMENT ON FUNCTION named_unlock_tree(text) IS
+    'gives back what the last named_lock_tree() of a path took; how many of that path remain';
+/* </end connected objects> */
+
+/* <begin connected objects> */
 -- src/lib.rs:18
 -- requires:
 --   types
@@ -189,146 +411,68 @@ COMMENT ON FUNCTION named_lock_key(text, boolean) IS
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/lib.rs:20
+-- src/lib.rs:23
 -- requires:
 --   types
 
--- Trees of named locks: paths of names with / between their parts.
+-- Rules for domains: who may lock names in one, how long a call may wait, how long a session may hold.
+CREATE TABLE _lock_domain (
+    domain text COLLATE "C" PRIMARY KEY CHECK (strpos(domain, ':') = 0 AND octet_length(domain) <= 1024),
+    role regrole CHECK (role::oid <> 0),
+    max_wait interval CHECK (max_wait >= '0' AND max_wait <= '24 days'),
+    max_hold interval CHECK (max_hold >= '100 ms' AND max_hold <= '3650 days')
+) USING heap;
+COMMENT ON TABLE _lock_domain IS 'rules for the domains of names; changed by lock_domain_set() and lock_domain_drop()';
+COMMENT ON COLUMN _lock_domain.domain IS 'what stands before the first colon of a name; empty for names without one';
+COMMENT ON COLUMN _lock_domain.role IS 'only its members may lock names in the domain; NULL: anyone';
+COMMENT ON COLUMN _lock_domain.max_wait IS 'no call waits longer for a name in the domain; NULL: no limit';
+COMMENT ON COLUMN _lock_domain.max_hold IS 'the hold_limit of session locks that give none, and the longest hold_limit and TTL; NULL: no limit';
+SELECT pg_catalog.pg_extension_config_dump('@extschema@._lock_domain', '');
 
-CREATE FUNCTION named_lock_tree(
-    path text,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS boolean
+CREATE FUNCTION _lock_domain_changed()
+RETURNS trigger
 VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_tree_wrapper';
-COMMENT ON FUNCTION named_lock_tree(text, interval, @extschema@.named_lock_mode) IS
-    'session lock on a path and all below it; true when held, false when the timeout passed';
+LANGUAGE c AS 'MODULE_PATHNAME', 'lock_domain_changed_wrapper';
+COMMENT ON FUNCTION _lock_domain_changed() IS 'tells all sessions that the rules for domains have changed';
+-- Nobody else is to make all sessions read the rules anew, by a trigger on a table of their own.
+REVOKE EXECUTE ON FUNCTION _lock_domain_changed() FROM PUBLIC;
 
-CREATE FUNCTION named_xact_lock_tree(
-    path text,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'named_xact_lock_tree_wrapper';
-COMMENT ON FUNCTION named_xact_lock_tree(text, interval, @extschema@.named_lock_mode) IS
-    'named_lock_tree() to the end of the transaction';
+CREATE TRIGGER changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON _lock_domain
+    FOR EACH STATEMENT EXECUTE FUNCTION @extschema@._lock_domain_changed();
+COMMENT ON TRIGGER changed ON _lock_domain IS 'tells all sessions that the rules have changed';
 
-CREATE FUNCTION named_unlock_tree(path text)
-RETURNS integer
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'named_unlock_tree_wrapper';
-COMMENT ON FUNCTION named_unlock_tree(text) IS
-    'gives back what the last named_lock_tree() of a path took; how many of that path remain';
-/* </end connected objects> */
-
-/* <begin connected objects> */
--- src/lib.rs:21
--- requires:
---   types
-
--- A timeout on the native advisory locks that other software already uses. pg_advisory_unlock() gives them back.
---
--- Give the timeout by name: SQL takes advisory_lock(42, '0') for the pair of integers 42 and 0.
-
-CREATE FUNCTION advisory_lock(
-    key bigint,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
-    hold_limit interval DEFAULT NULL
-)
-RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock_wrapper';
-COMMENT ON FUNCTION advisory_lock(bigint, interval, @extschema@.named_lock_mode, interval) IS
-    'pg_advisory_lock() on a bigint key, with a timeout; true when held, false when it passed';
-
-CREATE FUNCTION advisory_lock_strict(
-    key bigint,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
-    hold_limit interval DEFAULT NULL
+CREATE FUNCTION lock_domain_set(
+    domain text,
+    role regrole DEFAULT NULL,
+    max_wait interval DEFAULT NULL,
+    max_hold interval DEFAULT NULL
 )
 RETURNS void
 VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock_strict_wrapper';
-COMMENT ON FUNCTION advisory_lock_strict(bigint, interval, @extschema@.named_lock_mode, interval) IS
-    'advisory_lock() on a bigint key that raises 55P03 where the other returns false';
+LANGUAGE c AS 'MODULE_PATHNAME', 'lock_domain_set_wrapper';
+COMMENT ON FUNCTION lock_domain_set(text, regrole, interval, interval) IS
+    'makes the rules for a domain: whose members may use it, the longest wait, the longest hold and TTL';
 
-CREATE FUNCTION advisory_xact_lock(
-    key bigint,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
+CREATE FUNCTION lock_domain_drop(domain text)
 RETURNS boolean
 VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock_wrapper';
-COMMENT ON FUNCTION advisory_xact_lock(bigint, interval, @extschema@.named_lock_mode) IS
-    'pg_advisory_xact_lock() on a bigint key, with a timeout; true when held, false when it passed';
+LANGUAGE c AS 'MODULE_PATHNAME', 'lock_domain_drop_wrapper';
+COMMENT ON FUNCTION lock_domain_drop(text) IS
+    'drops the rules for a domain, which is open to all then; false if there were none';
 
-CREATE FUNCTION advisory_xact_lock_strict(
-    key bigint,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS void
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock_strict_wrapper';
-COMMENT ON FUNCTION advisory_xact_lock_strict(bigint, interval, @extschema@.named_lock_mode) IS
-    'advisory_xact_lock() on a bigint key that raises 55P03 where the other returns false';
-
-CREATE FUNCTION advisory_lock(
-    key1 integer,
-    key2 integer,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
-    hold_limit interval DEFAULT NULL
-)
-RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock2_wrapper';
-COMMENT ON FUNCTION advisory_lock(integer, integer, interval, @extschema@.named_lock_mode, interval) IS
-    'pg_advisory_lock() on two integer keys, with a timeout; true when held, false when it passed';
-
-CREATE FUNCTION advisory_lock_strict(
-    key1 integer,
-    key2 integer,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive',
-    hold_limit interval DEFAULT NULL
-)
-RETURNS void
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_lock2_strict_wrapper';
-COMMENT ON FUNCTION advisory_lock_strict(integer, integer, interval, @extschema@.named_lock_mode, interval) IS
-    'advisory_lock() on two integer keys that raises 55P03 where the other returns false';
-
-CREATE FUNCTION advisory_xact_lock(
-    key1 integer,
-    key2 integer,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock2_wrapper';
-COMMENT ON FUNCTION advisory_xact_lock(integer, integer, interval, @extschema@.named_lock_mode) IS
-    'pg_advisory_xact_lock() on two integer keys, with a timeout; true when held, false when it passed';
-
-CREATE FUNCTION advisory_xact_lock_strict(
-    key1 integer,
-    key2 integer,
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS void
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'advisory_xact_lock2_strict_wrapper';
-COMMENT ON FUNCTION advisory_xact_lock_strict(integer, integer, interval, @extschema@.named_lock_mode) IS
-    'advisory_xact_lock() on two integer keys that raises 55P03 where the other returns false';
+CREATE VIEW lock_domains AS
+SELECT
+    d.domain,
+    d.role,
+    d.max_wait,
+    d.max_hold
+FROM @extschema@._lock_domain AS d;
+COMMENT ON VIEW lock_domains IS 'the rules for domains of names; a domain that is not listed is open to all';
+COMMENT ON COLUMN lock_domains.domain IS 'what stands before the first colon of a name; empty for names without one';
+COMMENT ON COLUMN lock_domains.role IS 'only its members may lock names in the domain; NULL: anyone';
+COMMENT ON COLUMN lock_domains.max_wait IS 'no call waits longer for a name in the domain; NULL: no limit';
+COMMENT ON COLUMN lock_domains.max_hold IS 'the hold_limit of session locks that give none, and the longest hold_limit and TTL; NULL: no limit';
+GRANT SELECT ON lock_domains TO PUBLIC;
 /* </end connected objects> */
 
 /* <begin connected objects> */
@@ -713,150 +857,6 @@ REVOKE EXECUTE ON FUNCTION lock_stats_reset() FROM PUBLIC;
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/lib.rs:23
--- requires:
---   types
-
--- Rules for domains: who may lock names in one, how long a call may wait, how long a session may hold.
-CREATE TABLE _lock_domain (
-    domain text COLLATE "C" PRIMARY KEY CHECK (strpos(domain, ':') = 0 AND octet_length(domain) <= 1024),
-    role regrole CHECK (role::oid <> 0),
-    max_wait interval CHECK (max_wait >= '0' AND max_wait <= '24 days'),
-    max_hold interval CHECK (max_hold >= '100 ms' AND max_hold <= '3650 days')
-) USING heap;
-COMMENT ON TABLE _lock_domain IS 'rules for the domains of names; changed by lock_domain_set() and lock_domain_drop()';
-COMMENT ON COLUMN _lock_domain.domain IS 'what stands before the first colon of a name; empty for names without one';
-COMMENT ON COLUMN _lock_domain.role IS 'only its members may lock names in the domain; NULL: anyone';
-COMMENT ON COLUMN _lock_domain.max_wait IS 'no call waits longer for a name in the domain; NULL: no limit';
-COMMENT ON COLUMN _lock_domain.max_hold IS 'the hold_limit of session locks that give none, and the longest hold_limit and TTL; NULL: no limit';
-SELECT pg_catalog.pg_extension_config_dump('@extschema@._lock_domain', '');
-
-CREATE FUNCTION _lock_domain_changed()
-RETURNS trigger
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'lock_domain_changed_wrapper';
-COMMENT ON FUNCTION _lock_domain_changed() IS 'tells all sessions that the rules for domains have changed';
--- Nobody else is to make all sessions read the rules anew, by a trigger on a table of their own.
-REVOKE EXECUTE ON FUNCTION _lock_domain_changed() FROM PUBLIC;
-
-CREATE TRIGGER changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON _lock_domain
-    FOR EACH STATEMENT EXECUTE FUNCTION @extschema@._lock_domain_changed();
-COMMENT ON TRIGGER changed ON _lock_domain IS 'tells all sessions that the rules have changed';
-
-CREATE FUNCTION lock_domain_set(
-    domain text,
-    role regrole DEFAULT NULL,
-    max_wait interval DEFAULT NULL,
-    max_hold interval DEFAULT NULL
-)
-RETURNS void
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'lock_domain_set_wrapper';
-COMMENT ON FUNCTION lock_domain_set(text, regrole, interval, interval) IS
-    'makes the rules for a domain: whose members may use it, the longest wait, the longest hold and TTL';
-
-CREATE FUNCTION lock_domain_drop(domain text)
-RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'lock_domain_drop_wrapper';
-COMMENT ON FUNCTION lock_domain_drop(text) IS
-    'drops the rules for a domain, which is open to all then; false if there were none';
-
-CREATE VIEW lock_domains AS
-SELECT
-    d.domain,
-    d.role,
-    d.max_wait,
-    d.max_hold
-FROM @extschema@._lock_domain AS d;
-COMMENT ON VIEW lock_domains IS 'the rules for domains of names; a domain that is not listed is open to all';
-COMMENT ON COLUMN lock_domains.domain IS 'what stands before the first colon of a name; empty for names without one';
-COMMENT ON COLUMN lock_domains.role IS 'only its members may lock names in the domain; NULL: anyone';
-COMMENT ON COLUMN lock_domains.max_wait IS 'no call waits longer for a name in the domain; NULL: no limit';
-COMMENT ON COLUMN lock_domains.max_hold IS 'the hold_limit of session locks that give none, and the longest hold_limit and TTL; NULL: no limit';
-GRANT SELECT ON lock_domains TO PUBLIC;
-/* </end connected objects> */
-
-/* <begin connected objects> */
--- src/lib.rs:19
--- requires:
---   types
-
--- Several named locks in one call.
-
-CREATE FUNCTION named_lock_all(
-    names text[],
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_all_wrapper';
-COMMENT ON FUNCTION named_lock_all(text[], interval, @extschema@.named_lock_mode) IS
-    'session locks on all of the names or none; true when held, false when the timeout passed';
-
-CREATE FUNCTION named_xact_lock_all(
-    names text[],
-    timeout interval DEFAULT NULL,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS boolean
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'named_xact_lock_all_wrapper';
-COMMENT ON FUNCTION named_xact_lock_all(text[], interval, @extschema@.named_lock_mode) IS
-    'named_lock_all() to the end of the transaction';
-
-CREATE FUNCTION named_lock_any(
-    names text[],
-    max_locks integer DEFAULT 1,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS SETOF text
-VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1
-LANGUAGE c AS 'MODULE_PATHNAME', 'named_lock_any_wrapper';
-COMMENT ON FUNCTION named_lock_any(text[], integer, @extschema@.named_lock_mode) IS
-    'session locks on up to max_locks of the names that are free, without waiting; the names locked';
-
-CREATE FUNCTION named_xact_lock_any(
-    names text[],
-    max_locks integer DEFAULT 1,
-    mode @extschema@.named_lock_mode DEFAULT 'exclusive'
-)
-RETURNS SETOF text
-VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1
-LANGUAGE c AS 'MODULE_PATHNAME', 'named_xact_lock_any_wrapper';
-COMMENT ON FUNCTION named_xact_lock_any(text[], integer, @extschema@.named_lock_mode) IS
-    'named_lock_any() to the end of the transaction';
-/* </end connected objects> */
-
-/* <begin connected objects> */
--- src/lib.rs:22
--- requires:
---   types
-
--- Semaphores: at most so many slots of a name taken at once.
-
-CREATE FUNCTION named_semaphore(
-    name text,
-    permits integer,
-    timeout interval DEFAULT NULL,
-    hold_limit interval DEFAULT NULL
-)
-RETURNS integer
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'named_semaphore_wrapper';
-COMMENT ON FUNCTION named_semaphore(text, integer, interval, interval) IS
-    'takes a slot for the session if fewer than permits are taken; NULL when the timeout passed';
-
-CREATE FUNCTION named_semaphore_release(name text, slot integer)
-RETURNS void
-VOLATILE PARALLEL UNSAFE COST 1000
-LANGUAGE c AS 'MODULE_PATHNAME', 'named_semaphore_release_wrapper';
-COMMENT ON FUNCTION named_semaphore_release(text, integer) IS
-    'gives back a slot; 55000 when not held by this session';
-/* </end connected objects> */
-
-/* <begin connected objects> */
 -- src/api/native.rs:40
 -- named_locks::api::native::advisory_lock
 -- Skipped due to `#[pgrx(sql = false)]`
@@ -911,55 +911,55 @@ COMMENT ON FUNCTION named_semaphore_release(text, integer) IS
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api/leases.rs:61
+-- src/api/leases.rs:71
 -- named_locks::api::leases::lease_acquire
 -- Skipped due to `#[pgrx(sql = false)]`
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api/leases.rs:86
+-- src/api/leases.rs:96
 -- named_locks::api::leases::lease_acquire_wait
 -- Skipped due to `#[pgrx(sql = false)]`
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api/leases.rs:150
+-- src/api/leases.rs:160
 -- named_locks::api::leases::lease_break
 -- Skipped due to `#[pgrx(sql = false)]`
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api/leases.rs:133
+-- src/api/leases.rs:143
 -- named_locks::api::leases::lease_check
 -- Skipped due to `#[pgrx(sql = false)]`
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api/leases.rs:138
+-- src/api/leases.rs:148
 -- named_locks::api::leases::lease_guard
 -- Skipped due to `#[pgrx(sql = false)]`
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api/leases.rs:155
+-- src/api/leases.rs:165
 -- named_locks::api::leases::lease_holder
 -- Skipped due to `#[pgrx(sql = false)]`
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api/leases.rs:127
+-- src/api/leases.rs:133
 -- named_locks::api::leases::lease_release
 -- Skipped due to `#[pgrx(sql = false)]`
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api/leases.rs:104
+-- src/api/leases.rs:114
 -- named_locks::api::leases::lease_renew
 -- Skipped due to `#[pgrx(sql = false)]`
 /* </end connected objects> */
 
 /* <begin connected objects> */
--- src/api/leases.rs:144
+-- src/api/leases.rs:154
 -- named_locks::api::leases::lease_request
 -- Skipped due to `#[pgrx(sql = false)]`
 /* </end connected objects> */
