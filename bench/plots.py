@@ -32,6 +32,11 @@ COLOURS = {
 }
 
 
+def check() -> None:
+    """Fail where nothing can be drawn, before minutes are spent on measuring it."""
+    import matplotlib  # noqa: F401
+
+
 def draw(folder: Path, sections: Sequence[Section]) -> list[str]:
     """Draw SVG and PNG files, over those of before, and return their names."""
     # Only here: who measures one part only, or prints only, does without.

@@ -34,11 +34,11 @@ import instructions
 import lateness
 import leaks
 import leases
+import plots
 import results
 import scale
 import sets
 import wire
-from awake import awake
 from common import FULL, SHORT, Bench, BenchServer, Effort, bench_server
 from server import ServerError
 from table import Entry, Row, Section, print_table
@@ -86,10 +86,11 @@ def measure_all(server: BenchServer, effort: Effort, parts: list[ModuleType], fo
     """Measure, print and write; True if nothing is missing."""
     if set(parts) & set(BESIDE):
         generator.program()  # before anything is measured
+    if folder:
+        plots.check()
     begin = time.monotonic()
     print(head(server))
-    with awake():
-        sections = [measure(part, Bench(server, effort)) for part in parts]
+    sections = [measure(part, Bench(server, effort)) for part in parts]
     print("Figures are medians, with the least and the most in brackets; ratios are taken round by round.\n")
     print_table(sections)
     if folder:
