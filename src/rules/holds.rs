@@ -232,6 +232,12 @@ impl Ledger {
         self.has_limits
     }
 
+    /// Whether the end of a transaction changes nothing here: no lock is held by one, none has a limit, and there is no
+    /// memory to give back.
+    pub fn is_at_rest(&self) -> bool {
+        self.transactional.is_empty() && !self.has_limits && !self.trims()
+    }
+
     /// How many different locks are held.
     pub fn len(&self) -> usize {
         self.places.len()
@@ -402,11 +408,15 @@ impl Ledger {
     /// Gives back the memory that the names of many locks took, once nothing is held; whether there was any to give.
     /// No place is valid after it.
     pub fn trim(&mut self) -> bool {
-        let trims = self.places.is_empty() && self.holds.len() > IDLE_PLACES;
+        let trims = self.trims();
         if trims {
             *self = Self::default();
         }
         trims
+    }
+
+    fn trims(&self) -> bool {
+        self.places.is_empty() && self.holds.len() > IDLE_PLACES
     }
 
     /// Takes what a subtransaction has locked off the list. A cursor may have added to it for an outer one since.

@@ -71,6 +71,11 @@ impl Pending {
         Self(BTreeMap::new())
     }
 
+    /// Whether there is nothing.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Adds what a subtransaction has done.
     pub fn add(&mut self, subtransaction: u32, domain: &[u8], counts: LeaseCounts) {
         add(self.0.entry(subtransaction).or_default(), domain, counts);

@@ -19,8 +19,17 @@ pub fn register() {
     }
 }
 
-#[pgrx::pg_guard]
+/// The server calls this twice for each statement that is a transaction of its own, and nearly always there is nothing to
+/// do: that ends here, before the guard for panics, of which there are none.
 unsafe extern "C-unwind" fn on_transaction(event: pg_sys::XactEvent::Type, _arg: *mut c_void) {
+    if event == pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE || lazy_release::is_noted() || statistics::is_pending() {
+        // SAFETY: our own function.
+        unsafe { on_transaction_event(event) }
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn on_transaction_event(event: pg_sys::XactEvent::Type) {
     match event {
         // Errors are still allowed here; at XACT_EVENT_PREPARE they are not.
         pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE => {
@@ -60,15 +69,14 @@ unsafe extern "C-unwind" fn on_subtransaction(
     }
 }
 
-/// The server calls this three times at the end of each portal and each (sub)transaction: what is not for us ends here,
-/// before the guard for panics, of which there are none.
+/// The server calls this three times at the end of each portal and each (sub)transaction: as above.
 unsafe extern "C-unwind" fn on_resource_release(
     phase: pg_sys::ResourceReleasePhase::Type,
     is_commit: bool,
     is_top_level: bool,
     _arg: *mut c_void,
 ) {
-    if phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS {
+    if phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS && !session::is_at_rest() {
         // SAFETY: our own function.
         unsafe { on_locks_released(is_commit, is_top_level) }
     }

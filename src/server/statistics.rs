@@ -238,6 +238,11 @@ fn add_pending(domain: &[u8], counts: LeaseCounts) {
     LOCAL.borrow_mut().pending.add(subtransaction, domain, counts);
 }
 
+/// Whether this transaction has done anything that counts when it is committed.
+pub fn is_pending() -> bool {
+    LOCAL.try_borrow().is_ok_and(|local| !local.pending.is_empty())
+}
+
 /// A subtransaction has been committed.
 pub fn on_subcommit(subtransaction: u32, parent: u32) {
     LOCAL.borrow_mut().pending.commit_subtransaction(subtransaction, parent);

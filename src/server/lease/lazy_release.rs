@@ -24,6 +24,11 @@ pub fn note<R>(write: impl FnOnce() -> R) -> R {
     result
 }
 
+/// Whether this transaction has to be looked at when it ends.
+pub fn is_noted() -> bool {
+    RELEASED.get() != 0 || PUT_ASIDE.get().is_some()
+}
+
 /// The transaction is about to commit: all that it writes is written, but the commit.
 pub fn on_pre_commit() {
     let released = RELEASED.replace(0);

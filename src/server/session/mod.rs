@@ -149,6 +149,11 @@ impl Leases {
             changed_in: BTreeSet::new(),
         }
     }
+
+    /// Whether this transaction has had to do with none.
+    fn are_untouched(&self) -> bool {
+        self.touched.is_empty() && self.prolonged.is_empty() && self.changed_in.is_empty()
+    }
 }
 
 static SESSION: ProcessLocal<RefCell<Session>> = ProcessLocal::ref_cell(Session::new());
@@ -187,6 +192,11 @@ pub(in crate::server) fn in_callback(work: impl FnOnce(&mut Session)) {
     if SESSION.try_borrow_mut().is_ok() {
         with_session(work);
     }
+}
+
+/// Whether there is nothing to do when locks have been released; also where a call of ours is at work.
+pub(in crate::server) fn is_at_rest() -> bool {
+    SESSION.try_borrow().map_or(true, |session| session.is_at_rest())
 }
 
 /// Which lock was held for too long, if the session ends for that. For the error that ends it.
@@ -855,6 +865,18 @@ impl Session {
     pub(in crate::server) fn on_subabort(&mut self, subtransaction: u32) {
         self.struck.extend(self.ledger.abort_subtransaction(subtransaction));
         self.leases.changed_in.remove(&subtransaction);
+    }
+
+    /// Whether [`on_locks_released`](Self::on_locks_released) would change nothing. Asked at the end of each statement, so
+    /// what is asked for here costs little.
+    fn is_at_rest(&self) -> bool {
+        self.struck.is_empty()
+            && self.leases.are_untouched()
+            && self.semaphores.is_empty()
+            && self.ledger.is_at_rest()
+            && !self.has_sentinel
+            && !self.is_ending
+            && !hold_limit::is_set()
     }
 
     /// Some resource owner has given up its locks; at the end of the transaction, all of them.
