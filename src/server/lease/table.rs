@@ -138,8 +138,6 @@ struct Open {
     table: pg_sys::Relation,
     /// The index by key and token.
     index: pg_sys::Oid,
-    /// The newest.
-    snapshot: pg_sys::Snapshot,
 }
 
 /// A row as the scan finds it. Without a destructor, as everything within a [`try_block`].
@@ -174,10 +172,8 @@ unsafe fn with_table<R>(
             let table = ffi::table_open(tables.lease, mode);
             // Of the open table: REINDEX CONCURRENTLY puts another in its place.
             let index = ffi::primary_key_index(table);
-            let snapshot = ffi::RegisterSnapshot(ffi::GetLatestSnapshot());
             let is_ours = (*(*table).rd_att).natts as usize == column::COUNT && index != pg_sys::InvalidOid;
-            let result = if is_ours { work(Open { table, index, snapshot }) } else { Err(WrongShape) };
-            ffi::UnregisterSnapshot(snapshot);
+            let result = if is_ours { work(Open { table, index }) } else { Err(WrongShape) };
             // A writer's lock lasts to the end of its transaction.
             let mode = if mode == pg_sys::AccessShareLock as i32 { mode } else { pg_sys::NoLock as i32 };
             ffi::table_close(table, mode);
@@ -189,6 +185,20 @@ unsafe fn with_table<R>(
 
 /// The table has other columns than this library knows.
 struct WrongShape;
+
+/// Works with the newest snapshot. Only what looks for rows needs one: to take it costs more the more sessions there are.
+///
+/// # Safety
+/// In a [`try_block`].
+unsafe fn with_newest_snapshot<R>(work: impl FnOnce(pg_sys::Snapshot) -> R) -> R {
+    // SAFETY: the caller's; after an error the end of the (sub)transaction lets go of it.
+    unsafe {
+        let snapshot = ffi::RegisterSnapshot(ffi::GetLatestSnapshot());
+        let result = work(snapshot);
+        ffi::UnregisterSnapshot(snapshot);
+        result
+    }
+}
 
 /// The rows of a lease, or the one with that token.
 ///
@@ -215,24 +225,32 @@ fn read_rows(tables: &Tables, keys: &[Key], see: See, payloads: bool) -> Result<
     // SAFETY: server calls; the vector is outside of the block, and grows between them.
     unsafe {
         with_table(tables, pg_sys::AccessShareLock, |open| {
-            let mut dirty = pg_sys::SnapshotData {
-                snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY,
-                ..pg_sys::SnapshotData::default()
-            };
-            let snapshot = if see == See::Uncommitted { &raw mut dirty } else { open.snapshot };
-            let mut scan = Scan::begin(open, snapshot, keys);
-            while scan.next() {
-                let mut row = scan.row(open, see == See::Committed, payloads);
-                if see == See::Uncommitted {
-                    let tuple = &*(*row.tuple).t_data;
-                    // A deleted row leads nowhere, an updated one to its next version.
-                    let is_updated = !item_pointers_equal(&tuple.t_ctid, &(*row.tuple).t_self);
-                    row.is_uncommitted = dirty.xmin != pg_sys::InvalidTransactionId;
-                    row.is_being_updated = dirty.xmax != pg_sys::InvalidTransactionId && is_updated;
+            match see {
+                See::Committed => with_newest_snapshot(|snapshot| {
+                    let mut scan = Scan::begin(open, snapshot, keys);
+                    while scan.next() {
+                        found.push(scan.row(open, true, payloads));
+                    }
+                    scan.end();
+                }),
+                See::Uncommitted => {
+                    let mut dirty = pg_sys::SnapshotData {
+                        snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY,
+                        ..pg_sys::SnapshotData::default()
+                    };
+                    let mut scan = Scan::begin(open, &raw mut dirty, keys);
+                    while scan.next() {
+                        let mut row = scan.row(open, false, payloads);
+                        let tuple = &*(*row.tuple).t_data;
+                        // A deleted row leads nowhere, an updated one to its next version.
+                        let is_updated = !item_pointers_equal(&tuple.t_ctid, &(*row.tuple).t_self);
+                        row.is_uncommitted = dirty.xmin != pg_sys::InvalidTransactionId;
+                        row.is_being_updated = dirty.xmax != pg_sys::InvalidTransactionId && is_updated;
+                        found.push(row);
+                    }
+                    scan.end();
                 }
-                found.push(row);
             }
-            scan.end();
             Ok(())
         })
     }?;
@@ -637,20 +655,25 @@ pub fn sweep(
             let behind = [(KEY_ATTRIBUTE, pg_sys::BTGreaterStrategyNumber, start)];
             let before = [(KEY_ATTRIBUTE, pg_sys::BTLessStrategyNumber, start)];
             let mut left = entries;
-            for keys in [behind, before] {
-                let mut scan = Scan::begin(open, open.snapshot, &keys);
-                // Or there would be no limit to how many of them it passes.
-                (*scan.scan).ignore_killed_tuples = false;
-                while left > 0 {
-                    left -= 1;
-                    match scan.next_entry() {
-                        None => break,
-                        Some(true) => found.push(scan.row(open, true, false)),
-                        Some(false) => scan.use_room(open),
+            with_newest_snapshot(|snapshot| {
+                for keys in [behind, before] {
+                    if left == 0 {
+                        break;
                     }
+                    let mut scan = Scan::begin(open, snapshot, &keys);
+                    // Or there would be no limit to how many of them it passes.
+                    (*scan.scan).ignore_killed_tuples = false;
+                    while left > 0 {
+                        left -= 1;
+                        match scan.next_entry() {
+                            None => break,
+                            Some(true) => found.push(scan.row(open, true, false)),
+                            Some(false) => scan.use_room(open),
+                        }
+                    }
+                    scan.end();
                 }
-                scan.end();
-            }
+            });
             Ok(())
         })
     }?;
