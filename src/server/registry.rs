@@ -32,10 +32,10 @@ use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering, fe
 
 /// With the version of the layout: change it with any of the structs below. Sessions with the library of before have a
 /// registry of their own then: what keeps locks, leases and tokens apart must not rest on this one.
-const CONTROL_NAME: &CStr = c"named_locks/4";
+const CONTROL_NAME: &CStr = c"named_locks/5";
 /// Frozen: asking for another size under a name already taken is an error.
 const CONTROL_SIZE: usize = 128;
-const CONTROL_MAGIC: u32 = 0x6E6C_0004;
+const CONTROL_MAGIC: u32 = 0x6E6C_0005;
 const TRANCHE_NAME: &CStr = c"named_locks";
 
 /// How many slots a chunk has.
@@ -102,6 +102,9 @@ struct Entry {
     deadline: AtomicI64,
     /// The first chunk.
     first: AtomicU64,
+    /// Above all places that this process has used since [`Registry::trim`]: readers look no further. Somebody who waits
+    /// looks at every process's slots, which one by one would cost more than the wait.
+    end: AtomicU32,
     /// 1 after there was no memory for a slot of this process, until [`Registry::trim`].
     is_incomplete: AtomicU32,
     /// Whether this process waits for a lease or a semaphore: [`NOT_WAITING`], [`QUEUED`] or [`HEAD`].
@@ -218,6 +221,33 @@ pub struct QueueWait {
     pub is_head: bool,
 }
 
+/// What a reader looks for.
+#[derive(Clone, Copy, Debug)]
+pub enum Wanted<'a> {
+    /// Everything.
+    All,
+    /// All that a tag [covers](Tag::covers).
+    Covered(Tag),
+    /// The same, as far as it is by another name, and by any.
+    OtherName(Tag, &'a [u8]),
+}
+
+impl Wanted<'_> {
+    fn tag(self, tag: Tag) -> bool {
+        match self {
+            Self::All => true,
+            Self::Covered(by) | Self::OtherName(by, _) => by.covers(tag),
+        }
+    }
+
+    fn name(self, name: &[u8]) -> bool {
+        match self {
+            Self::All | Self::Covered(_) => true,
+            Self::OtherName(_, known) => !name.is_empty() && name != known,
+        }
+    }
+}
+
 /// Who publishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Party {
@@ -282,6 +312,11 @@ impl Registry {
     /// `now` is the time for a scope that had no hold before.
     pub fn publish(&mut self, place: Place, hold: &Hold, fresh: bool, waits_as: Option<Scope>, now: i64) {
         let Some(slot) = self.slot(place) else { return };
+        // SAFETY: this process's entry.
+        let end = unsafe { &(*self.entry).end };
+        if place >= end.load(Ordering::Relaxed) {
+            end.store(place + 1, Ordering::Release);
+        }
         let name = hold.name();
         let is_long = name.len() > INLINE_NAME;
         let long_name = if fresh && is_long { self.long_name(place) } else { None };
@@ -477,7 +512,9 @@ impl Registry {
     pub fn trim(&mut self) {
         self.is_full.set(false);
         // SAFETY: this process's entry.
-        unsafe { (*self.entry).is_incomplete.store(0, Ordering::Release) };
+        let entry = unsafe { &*self.entry };
+        entry.is_incomplete.store(0, Ordering::Release);
+        entry.end.store(0, Ordering::Release);
         self.chunks.truncate(1);
         let Some(first) = self.chunks.first() else { return };
         // SAFETY: a chunk of this process.
@@ -507,21 +544,21 @@ impl Registry {
         unsafe { shared_memory_call(|| ffi::dsa_trim(area)) };
     }
 
-    /// Everything that all sessions and prepared transactions have published, or all that a tag [covers](Tag::covers).
-    pub fn read(&self, only: Option<Tag>) -> Vec<Published> {
+    /// What sessions and prepared transactions have published, so far as it is wanted.
+    pub fn read(&self, wanted: Wanted<'_>) -> Vec<Published> {
         // A process lets go of segments that others have freed when it next calls into the area.
         self.address::<Directory>(self.directory_pointer);
         let mut published = Vec::new();
         for entry in self.entries() {
-            if entry.pid.load(Ordering::Relaxed) != 0 {
+            if entry.pid.load(Ordering::Relaxed) != 0 && entry.end.load(Ordering::Acquire) != 0 {
                 with_lock(&raw const entry.lock, pg_sys::LWLockMode::LW_SHARED, || {
-                    self.read_entry(entry, only, &mut published)
+                    self.read_entry(entry, wanted, &mut published)
                 });
             }
         }
         // SAFETY: the directory is there as long as the server.
         let lock = unsafe { &raw const (*self.directory).prepared_lock };
-        with_lock(lock, pg_sys::LWLockMode::LW_SHARED, || self.read_prepared(only, &mut published));
+        with_lock(lock, pg_sys::LWLockMode::LW_SHARED, || self.read_prepared(wanted, &mut published));
         published
     }
 
@@ -597,11 +634,12 @@ impl Registry {
     }
 
     /// None, with the lock gone, where memory cannot be mapped: what was read until then stands.
-    fn read_entry(&self, entry: &Entry, only: Option<Tag>, published: &mut Vec<Published>) -> Option<()> {
+    fn read_entry(&self, entry: &Entry, wanted: Wanted<'_>, published: &mut Vec<Published>) -> Option<()> {
         let pid = entry.pid.load(Ordering::Relaxed);
         let deadline = entry.deadline.load(Ordering::Relaxed);
         let mut next = entry.first.load(Ordering::Acquire);
-        while next != NO_POINTER {
+        let mut left = entry.end.load(Ordering::Acquire) as usize;
+        while next != NO_POINTER && left > 0 {
             // SAFETY: a chunk of the entry, which stays under its lock.
             let chunk = unsafe { &*self.address::<Chunk>(next)? };
             next = chunk.next.load(Ordering::Acquire);
@@ -612,8 +650,8 @@ impl Registry {
                     pointer => *block = self.address::<Block>(pointer)?,
                 }
             }
-            for (number, slot) in chunk.slots.iter().enumerate() {
-                let Some((body, name)) = read(slot, only, || long_name_in(&blocks, number)) else { continue };
+            for (number, slot) in chunk.slots.iter().take(left).enumerate() {
+                let Some((body, name)) = read(slot, wanted, || long_name_in(&blocks, number)) else { continue };
                 let waits_as = match body.waits_as {
                     0 => None,
                     1 => Some(Scope::Session),
@@ -630,22 +668,24 @@ impl Registry {
                     deadline: (waits_as.is_some() && deadline != NO_DEADLINE).then_some(deadline),
                 });
             }
+            left = left.saturating_sub(CHUNK_SLOTS);
         }
         Some(())
     }
 
-    fn read_prepared(&self, only: Option<Tag>, published: &mut Vec<Published>) -> Option<()> {
+    fn read_prepared(&self, wanted: Wanted<'_>, published: &mut Vec<Published>) -> Option<()> {
         // SAFETY: the list, under its lock.
         let mut next = unsafe { (*self.directory).prepared };
         while next != NO_POINTER {
             // SAFETY: a node of the list, under its lock.
             let node = unsafe { &*self.address::<PreparedName>(next)? };
             next = node.next;
-            if only.is_none_or(|only| only.covers(node.tag)) {
+            let name = &node.name[..usize::from(node.name_length)];
+            if wanted.tag(node.tag) && wanted.name(name) {
                 published.push(Published {
                     by: Party::Prepared(node.virtual_transaction.0, node.virtual_transaction.1),
                     tag: node.tag,
-                    name: node.name[..usize::from(node.name_length)].to_vec(),
+                    name: name.to_vec(),
                     counts: [[0; MODES], node.counts],
                     since: [0, node.since],
                     limit: None,
@@ -739,6 +779,7 @@ impl Entry {
     unsafe fn clear(&self, area: *mut pg_sys::dsa_area) -> Option<()> {
         self.pid.store(0, Ordering::Relaxed);
         self.is_incomplete.store(0, Ordering::Relaxed);
+        self.end.store(0, Ordering::Relaxed);
         // SAFETY: the caller's; only this entry leads there.
         unsafe {
             match self.wait_note.swap(NO_POINTER, Ordering::Relaxed) {
@@ -926,32 +967,32 @@ fn write(slot: *mut Slot, change: impl FnOnce(&mut Body)) {
     }
 }
 
-/// Copies a slot of any process and its name; None if it says nothing (about what that tag covers). `long_name` tells where
-/// a name stands that is too long for the slot.
-fn read(slot: *const Slot, only: Option<Tag>, long_name: impl Fn() -> Option<*const u8>) -> Option<(Body, Vec<u8>)> {
+/// Copies a slot of any process and its name; None if it says nothing that is wanted. `long_name` tells where a name stands
+/// that is too long for the slot.
+fn read(slot: *const Slot, wanted: Wanted<'_>, long_name: impl Fn() -> Option<*const u8>) -> Option<(Body, Vec<u8>)> {
     for _ in 0..MAX_READ_TRIES {
         // SAFETY: the slot's memory stays; a copy torn by its writer is thrown away.
         unsafe {
             let before = (*slot).sequence.load(Ordering::Acquire);
             let in_use = std::ptr::read_volatile(&raw const (*slot).body.in_use);
             let tag = std::ptr::read_volatile(&raw const (*slot).body.tag);
-            let is_wanted = in_use != 0 && only.is_none_or(|only| only.covers(tag));
-            let copy = is_wanted.then(|| {
+            let copy = (in_use != 0 && wanted.tag(tag)).then(|| {
                 let body = std::ptr::read_volatile(&raw const (*slot).body);
                 let length = usize::from(body.name_length).min(MAX_NAME_BYTES);
+                let mut long;
                 let name = match long_name().filter(|_| length > INLINE_NAME) {
                     Some(name) => {
-                        let mut copy = vec![0; length];
-                        std::ptr::copy_nonoverlapping(name, copy.as_mut_ptr(), length);
-                        copy
+                        long = [0; MAX_NAME_BYTES];
+                        std::ptr::copy_nonoverlapping(name, long.as_mut_ptr(), length);
+                        &long[..length]
                     }
-                    None => body.name[..length.min(INLINE_NAME)].to_vec(),
+                    None => &body.name[..length.min(INLINE_NAME)],
                 };
-                (body, name)
+                wanted.name(name).then(|| (body, name.to_vec()))
             });
             fence(Ordering::Acquire);
             if before & 1 == 0 && (*slot).sequence.load(Ordering::Relaxed) == before {
-                return copy;
+                return copy.flatten();
             }
         }
         std::hint::spin_loop();

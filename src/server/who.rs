@@ -6,7 +6,7 @@ use super::clock;
 use super::ffi;
 use super::lease::{self, See};
 use super::lock_table::{self, LockTable, Row};
-use super::registry::{Party, Published, QueueWait};
+use super::registry::{Party, Published, QueueWait, Wanted};
 use super::report::Problem;
 use super::session::{self, describe, published};
 use super::tables::Tables;
@@ -115,7 +115,7 @@ impl Picture {
                 && row.tag.space() != Space::Foreign
         });
         let mut names = HashMap::new();
-        for published in published(only) {
+        for published in published(only.map_or(Wanted::All, Wanted::Covered)) {
             names.insert((published.by, published.tag), published);
         }
         // A slot is published before its lock is asked for and cleared after it is given back: what no slot speaks of any
@@ -479,9 +479,8 @@ pub fn check_name(tag: Tag, name: &[u8]) -> Result<(), Error> {
     }
     // SAFETY: a plain global.
     let me = Party::Process(unsafe { pg_sys::MyProcPid });
-    let others = published(Some(tag));
-    let is_other = |other: &&Published| other.by != me && !other.name.is_empty() && other.name != name;
-    let others: HashSet<Party> = others.iter().filter(is_other).map(|other| other.by).collect();
+    let others = published(Wanted::OtherName(tag, name));
+    let others: HashSet<Party> = others.iter().map(|other| other.by).filter(|&by| by != me).collect();
     if others.is_empty() {
         return Ok(());
     }

@@ -21,7 +21,7 @@ use crate::server::hold_limit;
 use crate::server::lock_manager::{self, Outcome};
 use crate::server::lock_table;
 use crate::server::process_local::ProcessLocal;
-use crate::server::registry::{Published, QueueWait, Registry};
+use crate::server::registry::{Published, QueueWait, Registry, Wanted};
 use crate::server::report::{self, Problem};
 use crate::server::settings::{self, SessionLocks};
 use crate::server::statistics;
@@ -384,11 +384,11 @@ pub fn extend(lock: &Lock<'_>, hold_limit: Option<i64>) -> Result<Option<i64>, P
     }
 }
 
-/// The registry's contents, for the views; all about what a tag [covers](Tag::covers), or (None) everything.
-pub fn published(only: Option<Tag>) -> Vec<Published> {
+/// The registry's contents, so far as they are wanted.
+pub fn published(wanted: Wanted<'_>) -> Vec<Published> {
     with_session(|session| {
         session.start();
-        session.registry.as_ref().map(|registry| registry.read(only)).unwrap_or_default()
+        session.registry.as_ref().map(|registry| registry.read(wanted)).unwrap_or_default()
     })
 }
 
