@@ -155,7 +155,7 @@ VALUES ($1, nextval('hand_token'), 'bench', clock_timestamp() + $2::interval)
 ON CONFLICT (name) DO UPDATE
 SET token = excluded.token, owner = excluded.owner, expires_at = excluded.expires_at
 WHERE held.expires_at < clock_timestamp()
-RETURNING true, token";
+RETURNING token";
 const HAND_LOOK: &str =
     "SELECT token, owner, expires_at FROM hand_lease WHERE name = $1 AND expires_at >= clock_timestamp()";
 const HAND_RENEW: &str = "
@@ -188,10 +188,10 @@ impl Lease {
             }
         } else {
             Self {
-                acquire: client.prepare("SELECT acquired, token FROM lease_acquire($1, $2, owner => 'bench')")?,
+                acquire: client.prepare("SELECT (lease_acquire($1, $2, owner => 'bench')).token")?,
                 wait: Some(client.prepare("CALL lease_acquire_wait($1, $2)")?),
                 look: None,
-                renew: client.prepare("SELECT release_requested FROM lease_renew($1, $2, $3)")?,
+                renew: client.prepare("SELECT (lease_renew($1, $2, $3)).release_requested")?,
                 release: client.prepare("SELECT lease_release($1, $2)")?,
                 client,
                 token: 0,
@@ -200,11 +200,9 @@ impl Lease {
     }
 
     fn take(&mut self, name: &str) -> Result<bool> {
-        // By hand a refusal has no row, ours says so and has a NULL.
-        let token = match self.client.query_opt(&self.acquire, &[&name, &TTL])? {
-            Some(row) if row.get::<_, bool>(0) => row.get(1),
-            _ => return Ok(false),
-        };
+        // By hand a refusal has no row, of ours it has no token.
+        let row = self.client.query_opt(&self.acquire, &[&name, &TTL])?;
+        let Some(token) = row.and_then(|row| row.get(0)) else { return Ok(false) };
         self.token = token;
         Ok(true)
     }
