@@ -616,6 +616,36 @@ fn clash_with_a_waiter_is_refused() {
     }
 }
 
+/// Whoever was granted a lock after a wait is asked first by those who wait next: also for what is not true any more.
+#[test]
+fn clash_with_one_who_was_granted_after_a_wait_is_refused() {
+    let _alone = fixed_names();
+    let server = Server::shared().new_database("clash", "UTF8");
+    let mut watch = server.session("watch");
+    for (name, other) in [CLASH, (CLASH.1, CLASH.0)] {
+        let mut a = server.session("clash a");
+        assert!(a.flag(&format!("select named_lock('{name}')")));
+        let waiting = server.session("clash b").background(&format!("select named_lock('{name}', '1 minute')"));
+        watch.until_waiting(waiting.pid);
+        a.run(&format!("select named_unlock('{name}')"));
+        let (mut b, granted) = waiting.end();
+        assert_eq!(granted.expect("no error")[0].get(0), Some("t"));
+        for timeout in ["'0'", "'1 minute'", "null"] {
+            a.fails(&format!("select named_lock('{other}', {timeout})")).is("54000");
+        }
+        assert!(!a.flag(&format!("select named_lock('{name}', '10 ms')")));
+
+        // It has given it back, and asks again where the other name has it now.
+        b.run(&format!("select named_unlock('{name}')"));
+        assert!(a.flag(&format!("select named_lock('{other}', '0')")));
+        for timeout in ["'0'", "'1 minute'", "null"] {
+            b.fails(&format!("select named_lock('{name}', {timeout})")).is("54000");
+        }
+        assert!(!b.flag(&format!("select named_lock('{other}', '10 ms')")));
+        a.run("select named_unlock_all()");
+    }
+}
+
 #[test]
 fn clash_in_one_session_is_never_a_second_hold() {
     let _alone = fixed_names();

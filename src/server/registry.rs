@@ -74,6 +74,8 @@ struct Directory {
     prepared_limit: u32,
     /// How many processes wait in queues of ours, as the first or behind it.
     queue_waiters: AtomicU32,
+    /// By the lock's tag, as [`Grantee::to_word`]: whoever was granted a lock alone after a wait.
+    grantees: [AtomicU64; GRANTEES],
     /// Guards the fencing tokens in stock.
     tokens_lock: pg_sys::LWLock,
     /// One for each database that has leases, as far as there are so many.
@@ -82,6 +84,26 @@ struct Directory {
 }
 
 const TOKEN_STOCKS: usize = 64;
+const GRANTEES: usize = 256;
+
+/// A slot as it was when its process had been granted the lock alone, after a wait. As long as it has not been written
+/// since, that process holds the lock by that name, and nobody else holds it: who waits need not look at all slots.
+#[derive(Clone, Copy)]
+struct Grantee {
+    process: u16,
+    place: u16,
+    sequence: u32,
+}
+
+impl Grantee {
+    fn to_word(self) -> u64 {
+        u64::from(self.process) << 48 | u64::from(self.place) << 32 | u64::from(self.sequence)
+    }
+
+    fn from_word(word: u64) -> Self {
+        Self { process: (word >> 48) as u16, place: (word >> 32) as u16, sequence: word as u32 }
+    }
+}
 
 /// Fencing tokens drawn from a sequence, of a database.
 #[derive(Clone, Copy)]
@@ -297,6 +319,7 @@ impl Registry {
             joined.with_entry_locked(|area| unsafe { entry.clear(area) });
             entry.deadline.store(NO_DEADLINE, Ordering::Relaxed);
             joined.end_queue_wait();
+            joined.forget_grants();
             // SAFETY: a plain global.
             entry.pid.store(unsafe { pg_sys::MyProcPid }, Ordering::Relaxed);
             // SAFETY: the directory is there as long as the server, and mapped as long as this process.
@@ -352,7 +375,8 @@ impl Registry {
     }
 
     /// The wait for a place's lock is over with a grant: it is held in that scope since `now`, if it was not before.
-    pub fn granted(&mut self, place: Place, scope: Scope, holds: u64, now: i64) {
+    /// `is_alone`: by nobody else.
+    pub fn granted(&mut self, place: Place, scope: Scope, holds: u64, is_alone: bool, now: i64) {
         let Some(slot) = self.slot(place) else { return };
         write(slot, |body| {
             body.waits_as = 0;
@@ -360,6 +384,59 @@ impl Registry {
                 body.since[scope as usize] = now;
             }
         });
+        if is_alone
+            && let Ok(process) = u16::try_from(ffi::my_process_number())
+            && let Ok(place) = u16::try_from(place)
+        {
+            // SAFETY: this process's slot.
+            let (sequence, tag) = unsafe { ((*slot).sequence.load(Ordering::Relaxed), (*slot).body.tag) };
+            self.grantee(tag).store(Grantee { process, place, sequence }.to_word(), Ordering::Release);
+        }
+    }
+
+    /// Whether it is known without looking at all slots that a lock is held by that name, and by one session alone.
+    pub fn is_held_alone(&self, tag: Tag, name: &[u8]) -> bool {
+        let grantee = Grantee::from_word(self.grantee(tag).load(Ordering::Acquire));
+        let Some(entry) = self.entries().nth(grantee.process.into()) else { return false };
+        let mut is_held = false;
+        with_lock(&raw const entry.lock, pg_sys::LWLockMode::LW_SHARED, || {
+            let (number, slot) = locate(grantee.place.into());
+            let mut next = entry.first.load(Ordering::Acquire);
+            for _ in 0..number {
+                if next != NO_POINTER {
+                    // SAFETY: a chunk of the entry, which stays under its lock.
+                    next = unsafe { &*self.address::<Chunk>(next)? }.next.load(Ordering::Acquire);
+                }
+            }
+            if next != NO_POINTER {
+                // SAFETY: as above.
+                let slot = unsafe { &(*self.address::<Chunk>(next)?).slots[slot] };
+                let is_unchanged = || slot.sequence.load(Ordering::Acquire) == grantee.sequence;
+                // A long name is found by looking at all.
+                is_held = is_unchanged()
+                    && read(slot, Wanted::Covered(tag), || None).is_some_and(|(_, its_name)| its_name == name)
+                    && is_unchanged();
+            }
+            Some(())
+        });
+        is_held
+    }
+
+    /// What was said of this process's slots by whoever had its number before.
+    fn forget_grants(&self) {
+        // SAFETY: the directory is there as long as the server.
+        for grantee in unsafe { &(*self.directory).grantees } {
+            let word = grantee.load(Ordering::Relaxed);
+            if usize::from(Grantee::from_word(word).process) == ffi::my_process_number() {
+                // Unless it is somebody else's by now.
+                let _ = grantee.compare_exchange(word, 0, Ordering::Relaxed, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn grantee(&self, tag: Tag) -> &AtomicU64 {
+        // SAFETY: the directory is there as long as the server.
+        unsafe { &(&(*self.directory).grantees)[tag.to_words()[0] as usize % GRANTEES] }
     }
 
     /// Sets when the wait that this process begins ends by itself.

@@ -392,6 +392,11 @@ pub fn published(wanted: Wanted<'_>) -> Vec<Published> {
     })
 }
 
+/// Whether it is known at once that a lock is held by that name, and by one session alone.
+pub fn is_held_alone(tag: Tag, name: &[u8]) -> bool {
+    with_session(|session| session.registry.as_ref().is_some_and(|registry| registry.is_held_alone(tag, name)))
+}
+
 /// The processes that publish each lock they hold or wait for.
 pub fn complete_processes() -> HashSet<i32> {
     with_session(|session| session.registry.as_ref().map(Registry::complete_processes).unwrap_or_default())
@@ -534,7 +539,7 @@ fn wait_for(lock: &Lock<'_>, request: Request, place: Place) -> Result<Outcome, 
     }
     let outcome = outcome?;
     if outcome == Outcome::Granted {
-        with_session(|session| session.end_wait(place, scope));
+        with_session(|session| session.end_wait(place, scope, mode == Mode::Exclusive));
     }
     Ok(outcome)
 }
@@ -796,9 +801,9 @@ impl Session {
         self.publish(place, false, Some(scope));
     }
 
-    fn end_wait(&mut self, place: Place, scope: Scope) {
+    fn end_wait(&mut self, place: Place, scope: Scope, is_alone: bool) {
         if let Some(registry) = &mut self.registry {
-            registry.granted(place, scope, self.ledger.hold(place).count(None, scope), ffi::now());
+            registry.granted(place, scope, self.ledger.hold(place).count(None, scope), is_alone, ffi::now());
         }
     }
 
