@@ -1,30 +1,80 @@
-"""In the server, by count: the instructions of a free lock and back, which come out the same each time."""
+"""In the server, by count: the instructions of a free lock and back, and of leases, which come out the same each time."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Callable
 
 import inside
-from common import NAMED, NATIVE, Bench, BenchServer, Pairs, Side, bench_server
+from common import NAMED, NATIVE, Bench, BenchServer, Pairs, Side, bench_server, execute
+from leases import BY_HAND
 from table import Row, Target, compared, stated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    Statements = Mapping[Side, str]
+    Loop = Callable[[Side, str, int], str]
 
 TARGET = Target("<=", 1.15)
 UNIT = "instr/pair"
+LEASE_UNIT = "instr"
 LIMIT_SECONDS = 300.0  # for one session
 
 # The form that is told apart.
 DISSECTED = "DO loop: the name in a variable"
-FORMS = {
+LOCKS = {
     DISSECTED: (inside.LOOP, inside.LOOP_NAMES["the name in a variable"]),
     "SELECT over a set: 1,000 names": (inside.SET_BASED, "lock_name"),
 }
+LEASE_LOOP = """
+DO $$
+DECLARE
+    its_token bigint;
+BEGIN
+    {first}
+    FOR i IN 1..{times} LOOP
+        {statements}
+    END LOOP;
+    {last}
+END
+$$"""
+ACQUIRE = {
+    NATIVE: """
+INSERT INTO hand_lease AS held (name, token, owner, expires_at)
+VALUES ('bench', nextval('hand_token'), 'bench', clock_timestamp() + '1 h')
+ON CONFLICT (name) DO UPDATE
+SET token = excluded.token, owner = excluded.owner, expires_at = excluded.expires_at
+WHERE held.expires_at < clock_timestamp()
+RETURNING token INTO its_token; COMMIT;""",
+    NAMED: "SELECT (lease_acquire('bench', '1 h', owner => 'bench')).token INTO its_token; COMMIT;",
+}
+RENEW = {
+    NATIVE: """
+UPDATE hand_lease SET expires_at = clock_timestamp() + '1 h'
+WHERE name = 'bench' AND token = its_token AND expires_at >= clock_timestamp(); COMMIT;""",
+    NAMED: "PERFORM (lease_renew('bench', its_token, '1 h')).expires_at; COMMIT;",
+}
+RELEASE = {
+    NATIVE: "DELETE FROM hand_lease WHERE name = 'bench' AND token = its_token; COMMIT;",
+    NAMED: "PERFORM lease_release('bench', its_token); COMMIT;",
+}
+# What is done before, how often, and after.
+LEASES: dict[str, tuple[Statements, Statements, Statements]] = {
+    "lease: renew (by hand: UPDATE), each with its COMMIT": (ACQUIRE, RENEW, RELEASE),
+    "lease: acquire; release (by hand: INSERT ON CONFLICT; DELETE), each with its COMMIT": (
+        {NATIVE: "", NAMED: ""},
+        {side: ACQUIRE[side] + RELEASE[side] for side in (NATIVE, NAMED)},
+        {NATIVE: "", NAMED: ""},
+    ),
+}
+LEASES_FEWER = 10  # than locks, by so many times
 # By these functions; what they call is counted with them. One that the compiler has put into its caller isn't shown.
 PARTS = {
     "the functions called": r"(pg_advisory_(un)?lock_int8|hashtextextended|named_(un)?lock_wrapper)",
@@ -46,42 +96,74 @@ def title(bench: Bench) -> str:
     """What is measured, and how."""
     pairs = bench.effort.counted_pairs
     return (
-        f"Instructions in the server: a session of {2 * pairs:,} pairs less one of {pairs:,}, by valgrind's callgrind; "
-        f"the parts are of '{DISSECTED}'"
+        f"Instructions in the server: a session of {2 * pairs:,} pairs less one of {pairs:,} (leases: a tenth of that), "
+        f"by valgrind's callgrind; the parts are of '{DISSECTED}'"
     )
 
 
 def measure(bench: Bench) -> Iterator[Row]:
-    """Both forms, then the parts of one."""
+    """Both forms of locks, then the parts of one, then leases."""
     for program in ("valgrind", "callgrind_annotate"):
         if shutil.which(program) is None:
             raise RuntimeError(f"there is no {program}: .ci/setup --bench installs it")
-    with bench_server(bench.server.bindir, bench.server.runas) as server:
-        server.shut_down()
-        for side in (NATIVE, NAMED):
-            counted(server, side, DISSECTED, 1)  # what is read and made once
-        seen = {what: [of_pair(bench, server, side, what) for side in (NATIVE, NAMED)] for what in FORMS}
-    for what, (native, named) in seen.items():
-        yield compared(what, UNIT, Pairs([native[""]], [named[""]]), TARGET)
-    for part, pattern in PARTS.items():
-        native, named = (
-            sum(count for function, count in counts.items() if re.fullmatch(pattern, function))
-            for counts in seen[DISSECTED]
-        )
-        yield stated(part, UNIT, native, named)
-
-
-def of_pair(bench: Bench, server: BenchServer, side: Side, what: str) -> dict[str, float]:
-    """Of each function and, under no name, of all: what a pair costs. What a session's start costs is left out."""
     pairs = bench.effort.counted_pairs
-    once, twice = (counted(server, side, what, times * pairs) for times in (1, 2))
-    return {function: (count - once.get(function, 0)) / pairs for function, count in twice.items()}
+    with ExitStack() as stack:
+        # A server for each side: what is counted does not depend on what else runs, so both are at it at once.
+        servers = {side: stack.enter_context(stopped_server(bench)) for side in (NATIVE, NAMED)}
+        threads = stack.enter_context(ThreadPoolExecutor())
+
+        def both(loop: Loop, what: str, times: int) -> Sequence[dict[str, float]]:
+            return list(threads.map(lambda side: of_each(servers[side], partial(loop, side, what), times), servers))
+
+        for what in LOCKS:
+            native, named = both(lock_loop, what, pairs)
+            yield compared(what, UNIT, Pairs([native[""]], [named[""]]), TARGET)
+            if what == DISSECTED:
+                parts = [(part, of_part(native, pattern), of_part(named, pattern)) for part, pattern in PARTS.items()]
+        for part, native_count, named_count in parts:
+            yield stated(part, UNIT, native_count, named_count)
+        for what in LEASES:
+            native, named = both(lease_loop, what, pairs // LEASES_FEWER)
+            yield compared(what, LEASE_UNIT, Pairs([native[""]], [named[""]]))
 
 
-def counted(server: BenchServer, side: Side, what: str, pairs: int) -> Counts:
-    """The instructions of a session that runs so many pairs in one statement."""
-    form, name = FORMS[what]
-    statement = form.format(lock=side.lock.format(name), unlock=side.unlock.format(name), pairs=pairs)
+@contextmanager
+def stopped_server(bench: Bench) -> Iterator[BenchServer]:
+    """Has all that a session needs, and has read and made what is read and made once."""
+    with bench_server(bench.server.bindir, bench.server.runas) as server:
+        with closing(server.connect("bench instructions")) as conn:
+            execute(conn, BY_HAND)
+            execute(conn, lock_loop(NATIVE, DISSECTED, 1))
+            execute(conn, lock_loop(NAMED, DISSECTED, 1))
+        server.shut_down()
+        yield server
+
+
+def lock_loop(side: Side, what: str, pairs: int) -> str:
+    """So many pairs in one statement."""
+    form, name = LOCKS[what]
+    return form.format(lock=side.lock.format(name), unlock=side.unlock.format(name), pairs=pairs)
+
+
+def lease_loop(side: Side, what: str, times: int) -> str:
+    """The same of leases."""
+    first, statements, last = (part[side] for part in LEASES[what])
+    return LEASE_LOOP.format(first=first, statements=statements, last=last, times=times)
+
+
+def of_each(server: BenchServer, statement: Callable[[int], str], times: int) -> dict[str, float]:
+    """Of each function and, under no name, of all: what each time costs. What a session's start costs is left out."""
+    once, twice = (counted(server, statement(many)) for many in (times, 2 * times))
+    return {function: (count - once.get(function, 0)) / times for function, count in twice.items()}
+
+
+def of_part(counts: Mapping[str, float], pattern: str) -> float:
+    """Of the functions of that name, and all that they call."""
+    return sum(count for function, count in counts.items() if re.fullmatch(pattern, function))
+
+
+def counted(server: BenchServer, statement: str) -> Counts:
+    """The instructions of a session that runs one statement."""
     out = server.folder / "callgrind.out"
     valgrind = ["valgrind", "--quiet", "--tool=callgrind", f"--callgrind-out-file={out}"]
     postgres = [str(server.bindir / "postgres"), "--single", "-D", str(server.data), "-c", "jit=off", "demo"]

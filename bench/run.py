@@ -58,13 +58,15 @@ PARTS = {
 def measure(part: ModuleType, bench: Bench) -> Section:
     """Measure one part; whatever breaks it off is told, and what was measured before stays."""
     title: str = part.title(bench)
-    print(f"measuring: {title.partition(':')[0]}", file=sys.stderr)
+    print(f"measuring: {title.partition(':')[0]}", end="", file=sys.stderr, flush=True)
     rows: list[Row | Entry] = []
+    begin, failure = time.monotonic(), ""
     try:
         rows.extend(part.measure(bench))
     except Exception as error:  # noqa: BLE001 (whatever it is, it is told)
-        return Section(title, rows, f"{type(error).__name__}: {' '.join(str(error).split())}", part.__name__)
-    return Section(title, rows, name=part.__name__)
+        failure = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    print(f", {time.monotonic() - begin:.0f} s", file=sys.stderr)
+    return Section(title, rows, failure or None, part.__name__)
 
 
 def head(server: Server) -> str:
