@@ -616,7 +616,7 @@ fn clash_with_a_waiter_is_refused() {
     }
 }
 
-/// Whoever was granted a lock after a wait is asked first by those who wait next: also for what is not true any more.
+/// Who waits next asks whoever has waited last, and that one's word may not be true any more.
 #[test]
 fn clash_with_one_who_was_granted_after_a_wait_is_refused() {
     let _alone = fixed_names();

@@ -730,6 +730,9 @@ fn c28_who_waits_for_a_prepared_transaction_gets_the_lock_at_its_end() {
             let mut b = server.session("c28 waiter");
             let said = answer(form, b.query(&lock.acquire(Some("20 ms"))));
             assert!(matches!(said, Answer::NotHeld), "{form:?}: {said:?}");
+            if form.strict {
+                b.fails(&lock.acquire(Some("0"))).hint_has("ROLLBACK PREPARED");
+            }
             let waiting = b.background(&lock.acquire(None));
             watch.until_waiting(waiting.pid);
             assert_eq!(

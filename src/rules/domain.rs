@@ -22,8 +22,8 @@ impl Rule {
             Wait::Server if (1..=max_wait).contains(&lock_timeout) => Wait::Server,
             Wait::Server => Wait::Limited(max_wait),
             Wait::Limited(millis) => Wait::Limited(millis.min(max_wait)),
-            Wait::Millis(millis) if millis <= max_wait => wait,
-            Wait::Millis(_) | Wait::Forever if max_wait > 0 => Wait::Millis(max_wait),
+            Wait::Millis(millis) | Wait::Capped(millis) if millis <= max_wait => wait,
+            Wait::Millis(_) | Wait::Capped(_) | Wait::Forever if max_wait > 0 => Wait::Capped(max_wait),
             _ => Wait::Try,
         }
     }
@@ -63,8 +63,8 @@ mod tests {
         for (asked, lock_timeout, allowed) in [
             (Wait::Try, 0, Wait::Try),
             (Wait::Millis(500), 0, Wait::Millis(500)),
-            (Wait::Millis(501), 100, Wait::Millis(500)),
-            (Wait::Forever, 100, Wait::Millis(500)),
+            (Wait::Millis(501), 100, Wait::Capped(500)),
+            (Wait::Forever, 100, Wait::Capped(500)),
             (Wait::Server, 0, Wait::Limited(500)),
             (Wait::Server, 501, Wait::Limited(500)),
             (Wait::Server, 500, Wait::Server),

@@ -151,7 +151,7 @@ impl Waited {
             Wait::Try => Waited::Try,
             Wait::Millis(millis) => Waited::Timeout(millis),
             Wait::Server | Wait::Forever => Waited::LockTimeout(lock_timeout),
-            Wait::Limited(millis) => Waited::MaxWait(millis),
+            Wait::Capped(millis) | Wait::Limited(millis) => Waited::MaxWait(millis),
         }
     }
 }
@@ -302,10 +302,15 @@ impl Error {
                 "too-many-locks",
                 "Release locks, take one coarser lock, or let an administrator raise the setting.",
             ),
-            Error::NotObtained { .. } => (
+            Error::NotObtained { holders, .. } => (
                 "55P03",
                 "lock-not-obtained",
-                "Wait longer, or look at the view lock_holders; pg_terminate_backend() ends a session that holds it.",
+                // Without a session to end.
+                if !holders.is_empty() && holders.iter().all(|holder| holder.pid.is_none()) {
+                    "Wait longer, or end the prepared transaction; the view lock_holders has its gid for ROLLBACK PREPARED."
+                } else {
+                    "Wait longer, or look at the view lock_holders; pg_terminate_backend() ends a session that holds it."
+                },
             ),
             Error::NoTimer { .. } => (
                 "53000",
@@ -626,6 +631,19 @@ pub mod tests {
         assert_eq!(hidden.describe(), "process 7 in mode share");
         let prepared = Holder { mode: "exclusive".into(), ..Holder::default() };
         assert_eq!(prepared.describe(), "a prepared transaction in mode exclusive");
+    }
+
+    #[test]
+    fn who_can_be_ended_is_advised_of() {
+        let prepared = Holder { mode: "share".into(), ..Holder::default() };
+        for (holders, advice) in [
+            (vec![prepared.clone()], "ROLLBACK PREPARED"),
+            (vec![prepared, holder(42)], "pg_terminate_backend"),
+            (vec![], "pg_terminate_backend"),
+        ] {
+            let error = Error::NotObtained { lock: "named lock \"x\"".into(), wait: Waited::Timeout(1), holders };
+            assert!(error.hint().contains(advice), "{}", error.hint());
+        }
     }
 
     #[test]

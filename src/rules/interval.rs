@@ -42,6 +42,8 @@ pub enum Wait {
     Try,
     /// So many milliseconds, at least 1; `lock_timeout` does not apply.
     Millis(i32),
+    /// The same, and the call has asked for more than the domain's rule allows.
+    Capped(i32),
     /// For ever; `lock_timeout` does not apply.
     Forever,
     /// So many milliseconds, by the domain's rule where the call gives no timeout: an error when they have passed.

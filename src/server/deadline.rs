@@ -14,7 +14,7 @@ impl Deadline {
     pub fn of(wait: Wait) -> Self {
         let millis = match wait {
             Wait::Server => lock_manager::lock_timeout(),
-            Wait::Millis(millis) => millis,
+            Wait::Millis(millis) | Wait::Capped(millis) => millis,
             Wait::Limited(millis) => millis.max(1),
             Wait::Try | Wait::Forever => 0,
         };

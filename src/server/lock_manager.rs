@@ -88,7 +88,7 @@ pub fn wait(tag: Tag, mode: Mode, scope: Scope, wait: Wait, description: &str) -
             pg_sys::LockTimeout = match wait {
                 Wait::Server => lock_timeout,
                 Wait::Try => 1, // one that has to go through the queue
-                Wait::Millis(millis) => millis,
+                Wait::Millis(millis) | Wait::Capped(millis) => millis,
                 Wait::Limited(millis) => millis.max(1),
                 Wait::Forever => 0,
             };

@@ -74,8 +74,8 @@ struct Directory {
     prepared_limit: u32,
     /// How many processes wait in queues of ours, as the first or behind it.
     queue_waiters: AtomicU32,
-    /// By the lock's tag, as [`Grantee::to_word`]: whoever was granted a lock alone after a wait.
-    grantees: [AtomicU64; GRANTEES],
+    /// By the lock's tag, as [`Witness::to_word`]: who has waited for a lock last.
+    witnesses: [AtomicU64; WITNESSES],
     /// Guards the fencing tokens in stock.
     tokens_lock: pg_sys::LWLock,
     /// One for each database that has leases, as far as there are so many.
@@ -84,18 +84,21 @@ struct Directory {
 }
 
 const TOKEN_STOCKS: usize = 64;
-const GRANTEES: usize = 256;
+const WITNESSES: usize = 256;
 
-/// A slot as it was when its process had been granted the lock alone, after a wait. As long as it has not been written
-/// since, that process holds the lock by that name, and nobody else holds it: who waits need not look at all slots.
+/// A slot as it was when its process was granted the lock exclusively after a wait, or began to wait for it so. As long as
+/// it has not been written since, nobody else holds the lock but those whose names it was compared with, and nobody can
+/// come by it without a wait: who waits compares names with this one, and need not look at all slots. Of a lock released
+/// without telling us it goes on saying so until its session's next call. Then a clash of two names may be found by the
+/// next who waits only; nobody gets a lock by it that they should not have.
 #[derive(Clone, Copy)]
-struct Grantee {
+struct Witness {
     process: u16,
     place: u16,
     sequence: u32,
 }
 
-impl Grantee {
+impl Witness {
     fn to_word(self) -> u64 {
         u64::from(self.process) << 48 | u64::from(self.place) << 32 | u64::from(self.sequence)
     }
@@ -319,7 +322,7 @@ impl Registry {
             joined.with_entry_locked(|area| unsafe { entry.clear(area) });
             entry.deadline.store(NO_DEADLINE, Ordering::Relaxed);
             joined.end_queue_wait();
-            joined.forget_grants();
+            joined.forget_witness();
             // SAFETY: a plain global.
             entry.pid.store(unsafe { pg_sys::MyProcPid }, Ordering::Relaxed);
             // SAFETY: the directory is there as long as the server, and mapped as long as this process.
@@ -375,8 +378,7 @@ impl Registry {
     }
 
     /// The wait for a place's lock is over with a grant: it is held in that scope since `now`, if it was not before.
-    /// `is_alone`: by nobody else.
-    pub fn granted(&mut self, place: Place, scope: Scope, holds: u64, is_alone: bool, now: i64) {
+    pub fn granted(&mut self, place: Place, scope: Scope, holds: u64, now: i64) {
         let Some(slot) = self.slot(place) else { return };
         write(slot, |body| {
             body.waits_as = 0;
@@ -384,23 +386,27 @@ impl Registry {
                 body.since[scope as usize] = now;
             }
         });
-        if is_alone
+    }
+
+    /// This process waits exclusively for a place's lock, or holds it so after a wait: see [`Witness`].
+    pub fn bear_witness(&mut self, place: Place) {
+        if let Some(slot) = self.slot(place)
             && let Ok(process) = u16::try_from(ffi::my_process_number())
             && let Ok(place) = u16::try_from(place)
         {
             // SAFETY: this process's slot.
             let (sequence, tag) = unsafe { ((*slot).sequence.load(Ordering::Relaxed), (*slot).body.tag) };
-            self.grantee(tag).store(Grantee { process, place, sequence }.to_word(), Ordering::Release);
+            self.witness(tag).store(Witness { process, place, sequence }.to_word(), Ordering::Release);
         }
     }
 
-    /// Whether it is known without looking at all slots that a lock is held by that name, and by one session alone.
-    pub fn is_held_alone(&self, tag: Tag, name: &[u8]) -> bool {
-        let grantee = Grantee::from_word(self.grantee(tag).load(Ordering::Acquire));
-        let Some(entry) = self.entries().nth(grantee.process.into()) else { return false };
-        let mut is_held = false;
+    /// Whether somebody bears witness that those who hold a lock or wait for it mean that name.
+    pub fn is_witnessed(&self, tag: Tag, name: &[u8]) -> bool {
+        let witness = Witness::from_word(self.witness(tag).load(Ordering::Acquire));
+        let Some(entry) = self.entries().nth(witness.process.into()) else { return false };
+        let mut is_witnessed = false;
         with_lock(&raw const entry.lock, pg_sys::LWLockMode::LW_SHARED, || {
-            let (number, slot) = locate(grantee.place.into());
+            let (number, slot) = locate(witness.place.into());
             let mut next = entry.first.load(Ordering::Acquire);
             for _ in 0..number {
                 if next != NO_POINTER {
@@ -411,32 +417,32 @@ impl Registry {
             if next != NO_POINTER {
                 // SAFETY: as above.
                 let slot = unsafe { &(*self.address::<Chunk>(next)?).slots[slot] };
-                let is_unchanged = || slot.sequence.load(Ordering::Acquire) == grantee.sequence;
+                let is_unchanged = || slot.sequence.load(Ordering::Acquire) == witness.sequence;
                 // A long name is found by looking at all.
-                is_held = is_unchanged()
+                is_witnessed = is_unchanged()
                     && read(slot, Wanted::Covered(tag), || None).is_some_and(|(_, its_name)| its_name == name)
                     && is_unchanged();
             }
             Some(())
         });
-        is_held
+        is_witnessed
     }
 
-    /// What was said of this process's slots by whoever had its number before.
-    fn forget_grants(&self) {
+    /// What whoever had this process's number before bears witness of.
+    fn forget_witness(&self) {
         // SAFETY: the directory is there as long as the server.
-        for grantee in unsafe { &(*self.directory).grantees } {
-            let word = grantee.load(Ordering::Relaxed);
-            if usize::from(Grantee::from_word(word).process) == ffi::my_process_number() {
+        for witness in unsafe { &(*self.directory).witnesses } {
+            let word = witness.load(Ordering::Relaxed);
+            if usize::from(Witness::from_word(word).process) == ffi::my_process_number() {
                 // Unless it is somebody else's by now.
-                let _ = grantee.compare_exchange(word, 0, Ordering::Relaxed, Ordering::Relaxed);
+                let _ = witness.compare_exchange(word, 0, Ordering::Relaxed, Ordering::Relaxed);
             }
         }
     }
 
-    fn grantee(&self, tag: Tag) -> &AtomicU64 {
+    fn witness(&self, tag: Tag) -> &AtomicU64 {
         // SAFETY: the directory is there as long as the server.
-        unsafe { &(&(*self.directory).grantees)[tag.to_words()[0] as usize % GRANTEES] }
+        unsafe { &(&(*self.directory).witnesses)[tag.to_words()[0] as usize % WITNESSES] }
     }
 
     /// Sets when the wait that this process begins ends by itself.

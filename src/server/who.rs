@@ -471,8 +471,7 @@ pub fn holders_against(tag: Tag, mode: Mode) -> Vec<error::Holder> {
 /// # Errors
 /// [`Error::KeyClash`].
 pub fn check_name(tag: Tag, name: &[u8]) -> Result<(), Error> {
-    // Where one holds it alone, all others have compared their names with its, or with that of one before.
-    if tag.space() == Space::Native || session::is_held_alone(tag, name) {
+    if tag.space() == Space::Native || session::is_witnessed(tag, name) {
         return Ok(());
     }
     if tag.is_semaphore() {

@@ -392,9 +392,9 @@ pub fn published(wanted: Wanted<'_>) -> Vec<Published> {
     })
 }
 
-/// Whether it is known at once that a lock is held by that name, and by one session alone.
-pub fn is_held_alone(tag: Tag, name: &[u8]) -> bool {
-    with_session(|session| session.registry.as_ref().is_some_and(|registry| registry.is_held_alone(tag, name)))
+/// Whether it is known at once that those who hold a lock or wait for it mean that name.
+pub fn is_witnessed(tag: Tag, name: &[u8]) -> bool {
+    with_session(|session| session.registry.as_ref().is_some_and(|registry| registry.is_witnessed(tag, name)))
 }
 
 /// The processes that publish each lock they hold or wait for.
@@ -531,7 +531,7 @@ fn wait_for(lock: &Lock<'_>, request: Request, place: Place) -> Result<Outcome, 
     if wait == Wait::Try && !holds_other_mode {
         return Ok(Outcome::NotAvailable);
     }
-    with_session(|session| session.begin_wait(place, scope, wait));
+    with_session(|session| session.begin_wait(place, request));
     let counted = lock.count_wait(wait);
     let outcome = lock_manager::wait(lock.tag, mode, scope, wait, &lock.describe()).map_err(Problem::from);
     if let Some(counted) = counted {
@@ -539,7 +539,7 @@ fn wait_for(lock: &Lock<'_>, request: Request, place: Place) -> Result<Outcome, 
     }
     let outcome = outcome?;
     if outcome == Outcome::Granted {
-        with_session(|session| session.end_wait(place, scope, mode == Mode::Exclusive));
+        with_session(|session| session.end_wait(place, scope, mode));
     }
     Ok(outcome)
 }
@@ -789,21 +789,31 @@ impl Session {
         }
     }
 
-    fn begin_wait(&mut self, place: Place, scope: Scope, wait: Wait) {
+    fn begin_wait(&mut self, place: Place, Request { mode, scope, wait, .. }: Request) {
         let millis = match wait {
             Wait::Server => lock_manager::lock_timeout(),
-            Wait::Millis(millis) | Wait::Limited(millis) => millis,
+            Wait::Millis(millis) | Wait::Capped(millis) | Wait::Limited(millis) => millis,
             Wait::Try | Wait::Forever => 0,
         };
         if let Some(registry) = &mut self.registry {
             registry.set_deadline((millis > 0).then(|| ffi::now() + i64::from(millis) * 1_000));
         }
         self.publish(place, false, Some(scope));
+        self.bear_witness(place, mode);
     }
 
-    fn end_wait(&mut self, place: Place, scope: Scope, is_alone: bool) {
+    fn end_wait(&mut self, place: Place, scope: Scope, mode: Mode) {
         if let Some(registry) = &mut self.registry {
-            registry.granted(place, scope, self.ledger.hold(place).count(None, scope), is_alone, ffi::now());
+            registry.granted(place, scope, self.ledger.hold(place).count(None, scope), ffi::now());
+        }
+        self.bear_witness(place, mode);
+    }
+
+    fn bear_witness(&mut self, place: Place, mode: Mode) {
+        if mode == Mode::Exclusive
+            && let Some(registry) = &mut self.registry
+        {
+            registry.bear_witness(place);
         }
     }
 
