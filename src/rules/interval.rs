@@ -56,6 +56,17 @@ impl Wait {
         matches!(self, Wait::Server | Wait::Limited(_))
     }
 
+    /// After how many milliseconds it ends by itself, 0 if never; `lock_timeout` is the server's, in milliseconds. A try does
+    /// not wait.
+    pub fn millis(self, lock_timeout: i32) -> i32 {
+        match self {
+            Wait::Server => lock_timeout,
+            Wait::Millis(millis) | Wait::Capped(millis) => millis,
+            Wait::Limited(millis) => millis.max(1),
+            Wait::Try | Wait::Forever => 0,
+        }
+    }
+
     /// Out of the argument `timeout`: NULL is [`Wait::Server`], 0 is [`Wait::Try`], milliseconds are rounded up.
     ///
     /// # Errors

@@ -12,12 +12,7 @@ pub struct Deadline(Option<Instant>);
 impl Deadline {
     /// Of a wait that begins now.
     pub fn of(wait: Wait) -> Self {
-        let millis = match wait {
-            Wait::Server => lock_manager::lock_timeout(),
-            Wait::Millis(millis) | Wait::Capped(millis) => millis,
-            Wait::Limited(millis) => millis.max(1),
-            Wait::Try | Wait::Forever => 0,
-        };
+        let millis = wait.millis(lock_manager::lock_timeout());
         Self((millis > 0).then(|| Instant::now() + Duration::from_millis(millis as u64)))
     }
 

@@ -86,11 +86,8 @@ pub fn wait(tag: Tag, mode: Mode, scope: Scope, wait: Wait, description: &str) -
         try_block(|| {
             pg_sys::error_context_stack = &raw mut callback;
             pg_sys::LockTimeout = match wait {
-                Wait::Server => lock_timeout,
                 Wait::Try => 1, // one that has to go through the queue
-                Wait::Millis(millis) | Wait::Capped(millis) => millis,
-                Wait::Limited(millis) => millis.max(1),
-                Wait::Forever => 0,
+                wait => wait.millis(lock_timeout),
             };
             ffi::LockAcquire(&locktag, lockmode, is_session, false);
             if pg_sys::InterruptPending != 0 {

@@ -471,11 +471,13 @@ pub fn holders_against(tag: Tag, mode: Mode) -> Vec<error::Holder> {
 /// # Errors
 /// [`Error::KeyClash`].
 pub fn check_name(tag: Tag, name: &[u8]) -> Result<(), Error> {
-    if tag.space() == Space::Native || session::is_witnessed(tag, name) {
+    if tag.space() == Space::Native {
         return Ok(());
     }
     if tag.is_semaphore() {
         check_waiters_name(tag, name)?;
+    } else if session::is_witnessed(tag, name) {
+        return Ok(());
     }
     // SAFETY: a plain global.
     let me = Party::Process(unsafe { pg_sys::MyProcPid });

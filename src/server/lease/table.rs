@@ -227,28 +227,24 @@ fn read_rows(tables: &Tables, keys: &[Key], see: See, payloads: bool) -> Result<
         with_table(tables, pg_sys::AccessShareLock, |open| {
             match see {
                 See::Committed => with_newest_snapshot(|snapshot| {
-                    let mut scan = Scan::begin(open, snapshot, keys);
-                    while scan.next() {
-                        found.push(scan.row(open, true, payloads));
-                    }
-                    scan.end();
+                    Scan::each(open, snapshot, keys, |scan| found.push(scan.row(open, true, payloads)));
                 }),
                 See::Uncommitted => {
                     let mut dirty = pg_sys::SnapshotData {
                         snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY,
                         ..pg_sys::SnapshotData::default()
                     };
-                    let mut scan = Scan::begin(open, &raw mut dirty, keys);
-                    while scan.next() {
+                    // Written with each row that the scan comes to.
+                    let snapshot = &raw mut dirty;
+                    Scan::each(open, snapshot, keys, |scan| {
                         let mut row = scan.row(open, false, payloads);
                         let tuple = &*(*row.tuple).t_data;
                         // A deleted row leads nowhere, an updated one to its next version.
                         let is_updated = !item_pointers_equal(&tuple.t_ctid, &(*row.tuple).t_self);
-                        row.is_uncommitted = dirty.xmin != pg_sys::InvalidTransactionId;
-                        row.is_being_updated = dirty.xmax != pg_sys::InvalidTransactionId && is_updated;
+                        row.is_uncommitted = (*snapshot).xmin != pg_sys::InvalidTransactionId;
+                        row.is_being_updated = (*snapshot).xmax != pg_sys::InvalidTransactionId && is_updated;
                         found.push(row);
-                    }
-                    scan.end();
+                    });
                 }
             }
             Ok(())
@@ -286,6 +282,21 @@ impl Scan {
             ffi::index_rescan(scan, scan_keys.as_mut_ptr(), keys.len() as i32, std::ptr::null_mut(), 0);
             let slot = ffi::MakeSingleTupleTableSlot((*open.table).rd_att, &raw const pg_sys::TTSOpsBufferHeapTuple);
             Self { index, scan, slot }
+        }
+    }
+
+    /// Works on each visible row.
+    ///
+    /// # Safety
+    /// In a [`try_block`].
+    unsafe fn each(open: Open, snapshot: pg_sys::Snapshot, keys: &[Key], mut work: impl FnMut(&Self)) {
+        // SAFETY: the caller's.
+        unsafe {
+            let mut scan = Self::begin(open, snapshot, keys);
+            while scan.next() {
+                work(&scan);
+            }
+            scan.end();
         }
     }
 

@@ -539,7 +539,7 @@ fn wait_for(lock: &Lock<'_>, request: Request, place: Place) -> Result<Outcome, 
     }
     let outcome = outcome?;
     if outcome == Outcome::Granted {
-        with_session(|session| session.end_wait(place, scope, mode));
+        with_session(|session| session.end_wait(place, request));
     }
     Ok(outcome)
 }
@@ -789,28 +789,26 @@ impl Session {
         }
     }
 
-    fn begin_wait(&mut self, place: Place, Request { mode, scope, wait, .. }: Request) {
-        let millis = match wait {
-            Wait::Server => lock_manager::lock_timeout(),
-            Wait::Millis(millis) | Wait::Capped(millis) | Wait::Limited(millis) => millis,
-            Wait::Try | Wait::Forever => 0,
-        };
+    fn begin_wait(&mut self, place: Place, request: Request) {
+        let millis = request.wait.millis(lock_manager::lock_timeout());
         if let Some(registry) = &mut self.registry {
             registry.set_deadline((millis > 0).then(|| ffi::now() + i64::from(millis) * 1_000));
         }
-        self.publish(place, false, Some(scope));
-        self.bear_witness(place, mode);
+        self.publish(place, false, Some(request.scope));
+        self.bear_witness(place, request.mode);
     }
 
-    fn end_wait(&mut self, place: Place, scope: Scope, mode: Mode) {
+    fn end_wait(&mut self, place: Place, Request { mode, scope, .. }: Request) {
         if let Some(registry) = &mut self.registry {
             registry.granted(place, scope, self.ledger.hold(place).count(None, scope), ffi::now());
         }
         self.bear_witness(place, mode);
     }
 
+    /// Native locks have no names to compare.
     fn bear_witness(&mut self, place: Place, mode: Mode) {
         if mode == Mode::Exclusive
+            && !self.ledger.hold(place).name().is_empty()
             && let Some(registry) = &mut self.registry
         {
             registry.bear_witness(place);
