@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Callable
 
 import inside
 from common import NAMED, NATIVE, Bench, BenchServer, Pairs, Side, bench_server, execute
-from leases import BY_HAND
+from leases import ACQUIRE_BY_HAND, BY_HAND
 from table import Row, Target, compared, stated
 
 if TYPE_CHECKING:
@@ -46,13 +46,7 @@ BEGIN
 END
 $$"""
 ACQUIRE = {
-    NATIVE: """
-INSERT INTO hand_lease AS held (name, token, owner, expires_at)
-VALUES ('bench', nextval('hand_token'), 'bench', clock_timestamp() + '1 h')
-ON CONFLICT (name) DO UPDATE
-SET token = excluded.token, owner = excluded.owner, expires_at = excluded.expires_at
-WHERE held.expires_at < clock_timestamp()
-RETURNING token INTO its_token; COMMIT;""",
+    NATIVE: ACQUIRE_BY_HAND.format(name="'bench'") + " INTO its_token; COMMIT;",
     NAMED: "SELECT (lease_acquire('bench', '1 h', owner => 'bench')).token INTO its_token; COMMIT;",
 }
 RENEW = {
@@ -65,13 +59,14 @@ RELEASE = {
     NATIVE: "DELETE FROM hand_lease WHERE name = 'bench' AND token = its_token; COMMIT;",
     NAMED: "PERFORM lease_release('bench', its_token); COMMIT;",
 }
+NOTHING = {NATIVE: "", NAMED: ""}
 # What is done before, how often, and after.
 LEASES: dict[str, tuple[Statements, Statements, Statements]] = {
     "lease: renew (by hand: UPDATE), each with its COMMIT": (ACQUIRE, RENEW, RELEASE),
     "lease: acquire; release (by hand: INSERT ON CONFLICT; DELETE), each with its COMMIT": (
-        {NATIVE: "", NAMED: ""},
+        NOTHING,
         {side: ACQUIRE[side] + RELEASE[side] for side in (NATIVE, NAMED)},
-        {NATIVE: "", NAMED: ""},
+        NOTHING,
     ),
 }
 LEASES_FEWER = 10  # than locks, by so many times
@@ -115,13 +110,12 @@ def measure(bench: Bench) -> Iterator[Row]:
         def both(loop: Loop, what: str, times: int) -> Sequence[dict[str, float]]:
             return list(threads.map(lambda side: of_each(servers[side], partial(loop, side, what), times), servers))
 
-        for what in LOCKS:
-            native, named = both(lock_loop, what, pairs)
+        seen = {what: both(lock_loop, what, pairs) for what in LOCKS}
+        for what, (native, named) in seen.items():
             yield compared(what, UNIT, Pairs([native[""]], [named[""]]), TARGET)
-            if what == DISSECTED:
-                parts = [(part, of_part(native, pattern), of_part(named, pattern)) for part, pattern in PARTS.items()]
-        for part, native_count, named_count in parts:
-            yield stated(part, UNIT, native_count, named_count)
+        native, named = seen[DISSECTED]
+        for part, pattern in PARTS.items():
+            yield stated(part, UNIT, of_part(native, pattern), of_part(named, pattern))
         for what in LEASES:
             native, named = both(lease_loop, what, pairs // LEASES_FEWER)
             yield compared(what, LEASE_UNIT, Pairs([native[""]], [named[""]]))

@@ -35,15 +35,15 @@ CREATE TABLE IF NOT EXISTS hand_lease (
 # pgbench keeps a client's token from one transaction to the next; 0 until it has one.
 NO_TOKEN = ("--define=token=0", "--define=by_hand=0")
 
-ACQUIRE = {
-    NATIVE: """
+ACQUIRE_BY_HAND = """
 insert into hand_lease as held (name, token, owner, expires_at)
-values ('bench:' || :client_id, nextval('hand_token'), 'bench', clock_timestamp() + '1 h')
+values ({name}, nextval('hand_token'), 'bench', clock_timestamp() + '1 h')
 on conflict (name) do update
 set token = excluded.token, owner = excluded.owner, expires_at = excluded.expires_at
 where held.expires_at < clock_timestamp()
-returning token as by_hand \\gset
-""",
+returning token"""
+ACQUIRE = {
+    NATIVE: ACQUIRE_BY_HAND.format(name="'bench:' || :client_id") + " as by_hand \\gset\n",
     NAMED: "select token from lease_acquire('bench:' || :client_id, '1 h', owner => 'bench') \\gset\n",
 }
 RELEASE = {

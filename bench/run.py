@@ -60,13 +60,14 @@ def measure(part: ModuleType, bench: Bench) -> Section:
     title: str = part.title(bench)
     print(f"measuring: {title.partition(':')[0]}", end="", file=sys.stderr, flush=True)
     rows: list[Row | Entry] = []
-    begin, failure = time.monotonic(), ""
+    failure = None
+    begin = time.monotonic()
     try:
         rows.extend(part.measure(bench))
     except Exception as error:  # noqa: BLE001 (whatever it is, it is told)
         failure = f"{type(error).__name__}: {' '.join(str(error).split())}"
     print(f", {time.monotonic() - begin:.0f} s", file=sys.stderr)
-    return Section(title, rows, failure or None, part.__name__)
+    return Section(title, rows, failure, part.__name__)
 
 
 def head(server: Server) -> str:
