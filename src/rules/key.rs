@@ -60,6 +60,69 @@ pub fn key_of(name: Name<'_>) -> u64 {
     xxh3_64(name.bytes())
 }
 
+/// Which longest names are remembered by [`LastName`].
+const REMEMBERED_NAME: usize = 64;
+
+/// What is worked out of a name for its tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Key {
+    hash: u64,
+    class: u16,
+    domain_length: u16,
+}
+
+impl Key {
+    fn of(name: Name<'_>) -> Self {
+        let domain = name.domain();
+        let bits = if domain.is_empty() { EMPTY_DOMAIN } else { xxh3_64(domain) as u16 & DOMAIN_MASK };
+        Self { hash: xxh3_64(name.bytes()), class: Kind::Name.class(bits), domain_length: domain.len() as u16 }
+    }
+}
+
+/// The name that was used last: who unlocks has nearly always just locked, and one program's names are of few domains.
+#[derive(Debug)]
+pub struct LastName {
+    bytes: [u8; REMEMBERED_NAME],
+    length: usize,
+    key: Key,
+}
+
+impl LastName {
+    /// None yet.
+    pub const fn new() -> Self {
+        Self { bytes: [0; REMEMBERED_NAME], length: 0, key: Key { hash: 0, class: 0, domain_length: 0 } }
+    }
+
+    /// A name's [tag](Tag::of_name) and [domain](Name::domain).
+    #[inline(always)]
+    pub fn tag_and_domain<'a>(&mut self, name: Name<'a>, database: u32) -> (Tag, &'a [u8]) {
+        let bytes = name.bytes();
+        // Names of one kind differ at their ends.
+        if bytes.last() != self.bytes[..self.length].last() || bytes != &self.bytes[..self.length] {
+            self.remember(name);
+        }
+        let Key { hash, class, domain_length } = self.key;
+        (Tag::from_hash(database, hash, class), &bytes[..usize::from(domain_length)])
+    }
+
+    #[inline(never)]
+    fn remember(&mut self, name: Name<'_>) {
+        let bytes = name.bytes();
+        self.key = if self.has_domain_of(bytes) { Key { hash: xxh3_64(bytes), ..self.key } } else { Key::of(name) };
+        self.length = 0;
+        if let Some(remembered) = self.bytes.get_mut(..bytes.len()) {
+            remembered.copy_from_slice(bytes);
+            self.length = bytes.len();
+        }
+    }
+
+    /// Whether a name is in the same domain, as far as is seen at once.
+    fn has_domain_of(&self, name: &[u8]) -> bool {
+        let length = usize::from(self.key.domain_length);
+        length > 0 && self.length > 0 && name.get(length) == Some(&b':') && name[..length] == self.bytes[..length]
+    }
+}
+
 /// A LOCKTAG_ADVISORY's four fields. Their order is the one in which several locks are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(C)]
@@ -94,11 +157,8 @@ impl Tag {
     ///
     /// `database` is 0 for a lock of the whole cluster.
     pub fn of_name(name: Name<'_>, database: u32) -> Self {
-        let domain = match name.domain() {
-            b"" => EMPTY_DOMAIN,
-            domain => xxh3_64(domain) as u16 & DOMAIN_MASK,
-        };
-        Self::from_hash(database, xxh3_64(name.bytes()), Kind::Name.class(domain))
+        let Key { hash, class, .. } = Key::of(name);
+        Self::from_hash(database, hash, class)
     }
 
     /// The tag of `pg_advisory_lock(bigint)`.
@@ -326,6 +386,24 @@ mod tests {
                 prop_assert!(internal.is(kind) && !named.is(kind) && !bigint.is(kind));
             }
             prop_assert_eq!(Tag::permit(key as u64, slot, 5).key(), key as u64);
+        }
+
+        /// Names of few letters, so that many have a domain, or a beginning, in common.
+        #[test]
+        fn the_last_name_changes_no_key(
+            names in prop::collection::vec(prop_oneof!["[ab:]{1,6}", "[ab]{1,40}:[ab]{20,30}", "a{60,70}:?a?"], 1..40),
+            database: u32,
+        ) {
+            let mut last = LastName::new();
+            for name in &names {
+                let name = Name::new(name.as_bytes()).unwrap();
+                for _ in 0..2 {
+                    prop_assert_eq!(
+                        last.tag_and_domain(name, database),
+                        (Tag::of_name(name, database), name.domain())
+                    );
+                }
+            }
         }
 
         #[test]

@@ -10,7 +10,7 @@ pub mod trees;
 use crate::rules::error::{Error, Waited};
 use crate::rules::holds::{Ledger, Limit, Owner, Place, Run, Scope, StatementId};
 use crate::rules::interval::Wait;
-use crate::rules::key::{Space, Tag};
+use crate::rules::key::{LastName, Space, Tag};
 use crate::rules::lease::Bound;
 use crate::rules::mode::Mode;
 use crate::rules::name::{Name, display};
@@ -32,6 +32,8 @@ use std::collections::{BTreeSet, HashSet};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A lock that a call is about.
+static LAST_NAME: ProcessLocal<RefCell<LastName>> = ProcessLocal::ref_cell(LastName::new());
+
 #[derive(Clone, Copy, Debug)]
 pub struct Lock<'a> {
     tag: Tag,
@@ -43,7 +45,8 @@ impl<'a> Lock<'a> {
     /// The lock of a name in this database, or in the whole cluster.
     pub fn named(name: Name<'a>, cluster_wide: bool) -> Self {
         let database = if cluster_wide { 0 } else { ffi::my_database() };
-        Self { tag: Tag::of_name(name, database), name: name.bytes(), domain: name.domain() }
+        let (tag, domain) = LAST_NAME.borrow_mut().tag_and_domain(name, database);
+        Self { tag, name: name.bytes(), domain }
     }
 
     /// The native lock of a bigint key.
