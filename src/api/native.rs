@@ -17,7 +17,7 @@ enum Key {
 }
 
 /// The key, then `timeout, mode` and, for the session forms, `hold_limit`.
-fn lock(args: Arguments, key: Key, scope: Scope) -> Result<(Lock<'static>, Request), Problem> {
+fn lock(args: Arguments<'_>, key: Key, scope: Scope) -> Result<(Lock<'static>, Request), Problem> {
     let (lock, keys) = match key {
         Key::Bigint => (Lock::bigint(required("key", args.bigint(0))?), 1),
         Key::Pair => (Lock::pair(required("key1", args.integer(0))?, required("key2", args.integer(1))?), 2),

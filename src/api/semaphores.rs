@@ -10,7 +10,7 @@ use crate::server::session::{Lock, semaphores};
 use pgrx::prelude::*;
 
 /// The semaphore that a call's first argument names.
-fn semaphore<'a>(args: Arguments) -> Result<Lock<'a>, Problem> {
+fn semaphore(args: Arguments<'_>) -> Result<Lock<'_>, Problem> {
     Ok(Lock::semaphore(Name::new(required("name", args.text(0))?)?))
 }
 

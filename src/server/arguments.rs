@@ -16,27 +16,30 @@ use std::ffi::CStr;
 ///
 /// The bindings can unpack arguments too, at a price that is felt beside an uncontended lock.
 #[derive(Clone, Copy)]
-pub struct Arguments(pg_sys::FunctionCallInfo);
+pub struct Arguments<'a>(&'a [pg_sys::NullableDatum]);
 
-impl Arguments {
+impl<'a> Arguments<'a> {
     /// Of the call that a SQL function was made by.
     pub fn of(fcinfo: pg_sys::FunctionCallInfo) -> Self {
-        Self(fcinfo)
+        // SAFETY: the server's call information, which has as many arguments as it says, and lives as long as the call.
+        unsafe { Self(std::slice::from_raw_parts((&raw const (*fcinfo).args).cast(), (*fcinfo).nargs as usize)) }
     }
 
     /// A `text`, as UTF-8 (see [`encoding::to_utf8`]); None for NULL.
-    pub fn text<'a>(self, number: usize) -> Option<&'a [u8]> {
+    #[inline(always)]
+    pub fn text(self, number: usize) -> Option<&'a [u8]> {
         self.server_text(number).map(encoding::to_utf8)
     }
 
     /// A `text` in the database's encoding; None for NULL.
-    pub fn server_text<'a>(self, number: usize) -> Option<&'a [u8]> {
+    #[inline(always)]
+    pub fn server_text(self, number: usize) -> Option<&'a [u8]> {
         // SAFETY: a text, which lives as long as the call.
-        self.datum(number).map(|datum| unsafe { text_bytes(ffi::pg_detoast_datum_packed(datum.cast_mut_ptr())) })
+        self.datum(number).map(|datum| unsafe { text_bytes(detoasted(datum.cast_mut_ptr())) })
     }
 
     /// A `text[]`; None for NULL.
-    pub fn texts<'a>(self, number: usize) -> Option<Texts<'a>> {
+    pub fn texts(self, number: usize) -> Option<Texts<'a>> {
         self.datum(number).map(Texts::of)
     }
 
@@ -82,18 +85,13 @@ impl Arguments {
 
     /// How many the function is declared with.
     pub fn count(self) -> usize {
-        // SAFETY: the server's call information.
-        unsafe { (*self.0).nargs as usize }
+        self.0.len()
     }
 
     /// Whatever it is; None for NULL.
     pub fn datum(self, number: usize) -> Option<pg_sys::Datum> {
-        // SAFETY: the server's call information has room for as many arguments as it says.
-        unsafe {
-            assert!(number < (*self.0).nargs as usize, "declared with fewer arguments");
-            let argument = &*(&raw const (*self.0).args).cast::<pg_sys::NullableDatum>().add(number);
-            (!argument.isnull).then_some(argument.value)
-        }
+        let argument = self.0.get(number).expect("declared with so many arguments");
+        (!argument.isnull).then_some(argument.value)
     }
 }
 
@@ -160,6 +158,23 @@ pub unsafe fn interval_of(datum: pg_sys::Datum) -> Interval {
 
 /// A value of the server's of any length, in memory of the current call.
 pub type Varlena = *mut pg_sys::varlena;
+
+/// A value that is neither compressed nor stored elsewhere: this one itself, as a rule.
+///
+/// # Safety
+/// `value` points to one.
+#[inline]
+unsafe fn detoasted(value: Varlena) -> Varlena {
+    use pgrx::varlena::{varatt_is_1b, varatt_is_1b_e, varatt_is_4b_u};
+    // SAFETY: the caller's.
+    unsafe {
+        if varatt_is_4b_u(value) || (varatt_is_1b(value) && !varatt_is_1b_e(value)) {
+            value
+        } else {
+            ffi::pg_detoast_datum_packed(value)
+        }
+    }
+}
 
 /// The bytes of a text that is neither compressed nor stored elsewhere.
 ///

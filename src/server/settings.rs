@@ -3,7 +3,7 @@
 use super::ffi;
 use super::process_local::ProcessLocal;
 use super::registry::MAX_PLACES;
-use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting};
+use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting, GucValue};
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -69,19 +69,26 @@ pub fn define() {
 /// `named_locks.session_locks`: what to do with calls that take a session lock.
 pub fn session_locks() -> SessionLocks {
     settle();
-    SESSION_LOCKS.get()
+    value(&SESSION_LOCKS)
 }
 
 /// `named_locks.max_locks_per_session`: how many different locks a session may hold, of either kind.
 pub fn max_locks_per_session() -> usize {
     settle();
-    MAX_LOCKS_PER_SESSION.get() as usize
+    value(&MAX_LOCKS_PER_SESSION) as usize
 }
 
 /// `named_locks.allow_on_standby`: whether locks may be taken in recovery.
 pub fn allow_on_standby() -> bool {
     settle();
-    ALLOW_ON_STANDBY.get()
+    value(&ALLOW_ON_STANDBY)
+}
+
+/// A setting's value. The bindings would look first which thread asks.
+#[inline]
+fn value<T: GucValue>(setting: &GucSetting<T>) -> T {
+    // SAFETY: what the server keeps there, read by the one thread of the process that runs our code.
+    unsafe { T::from_raw(*setting.as_ptr()) }
 }
 
 fn is_known(name: &CStr) -> bool {
