@@ -37,6 +37,7 @@ fn one_to_max(number: i32) -> Option<u16> {
 }
 
 /// A named lock.
+#[inline(always)]
 pub fn named<'a>(name: Option<&'a [u8]>, cluster_wide: Option<bool>) -> Result<Lock<'a>, Problem> {
     let name = Name::new(required("name", name)?)?;
     Ok(Lock::named(name, required("cluster_wide", cluster_wide)?))
@@ -84,6 +85,7 @@ pub fn by_rules(fcinfo: pg_sys::FunctionCallInfo, parts: &mut [Part<'_>], mut wa
 }
 
 /// How a named lock may be asked for by the rule for its domain.
+#[inline(always)]
 pub fn by_rule(fcinfo: pg_sys::FunctionCallInfo, lock: &Lock<'_>, request: Request) -> Result<Request, Problem> {
     let Some(rule) = domains::rule(|| Tables::beside(fcinfo), lock.domain(), || lock.describe())? else {
         return Ok(request);
@@ -108,6 +110,7 @@ fn limits(
 }
 
 /// How a lock is asked for.
+#[inline(always)]
 pub fn request(
     scope: Scope,
     timeout: Option<Interval>,

@@ -11,6 +11,7 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 
 /// `(name, timeout, mode, hold_limit, cluster_wide)`
+#[inline(always)]
 fn session_lock<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<(Lock<'a>, Request), Problem> {
     let args = Arguments::of(fcinfo);
     let lock = named(args.text(0), args.boolean(4))?;
@@ -19,6 +20,7 @@ fn session_lock<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<(Lock<'a>, Reque
 }
 
 /// `(name, timeout, mode, cluster_wide)`
+#[inline(always)]
 fn transaction_lock<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<(Lock<'a>, Request), Problem> {
     let args = Arguments::of(fcinfo);
     let lock = named(args.text(0), args.boolean(3))?;

@@ -44,7 +44,12 @@ impl Owner {
 
     /// Where a session's owner stands among them.
     fn of_session(self) -> Option<usize> {
-        Self::OF_SESSION.iter().position(|&owner| owner == self)
+        match self {
+            Owner::Session => Some(0),
+            Owner::Leaf => Some(1),
+            Owner::Ancestor => Some(2),
+            Owner::Transaction(_) => None,
+        }
     }
 }
 
@@ -107,6 +112,14 @@ impl Hold {
         &self.runs
     }
 
+    /// The hold, where there is only one.
+    pub fn only(&self) -> Option<Run> {
+        match self.runs[..] {
+            [run] if run.count == 1 => Some(run),
+            _ => None,
+        }
+    }
+
     /// How many holds there are in that mode (None: in any) with that scope.
     pub fn count(&self, mode: Option<Mode>, scope: Scope) -> u64 {
         self.runs
@@ -162,7 +175,18 @@ impl Hold {
             .filter(|of| of.2 > 0)
     }
 
-    fn add(&mut self, mode: Mode, owner: Owner, limit: Option<Limit>, statement: Option<StatementId>) {
+    /// The first hold of a lock.
+    #[inline(always)]
+    fn open(&mut self, tag: Tag, name: &[u8], mode: Mode, owner: Owner, statement: Option<StatementId>) {
+        self.tag = Some(tag);
+        self.name.clear();
+        self.name.extend_from_slice(name);
+        self.taken_by_statement = Default::default();
+        self.count_for_statement(mode, owner, statement);
+        self.runs.push(Run { mode, owner, count: 1, limit: None });
+    }
+
+    fn count_for_statement(&mut self, mode: Mode, owner: Owner, statement: Option<StatementId>) {
         if let (Some(number), Some(statement)) = (owner.of_session(), statement) {
             if self.statement != statement {
                 self.statement = statement;
@@ -171,6 +195,10 @@ impl Hold {
             let taken = &mut self.taken_by_statement[number][mode as usize];
             *taken = taken.saturating_add(1);
         }
+    }
+
+    fn add(&mut self, mode: Mode, owner: Owner, limit: Option<Limit>, statement: Option<StatementId>) {
+        self.count_for_statement(mode, owner, statement);
         // A session's holds are given back from the last; a transaction's, and those of the ancestors of trees, have no
         // order among them.
         let mut runs = self.runs.iter_mut().rev();
@@ -190,7 +218,11 @@ impl Hold {
         };
         self.runs[position].count -= 1;
         if self.runs[position].count == 0 {
-            self.runs.remove(position);
+            if position + 1 == self.runs.len() {
+                self.runs.pop(); // nearly always
+            } else {
+                self.runs.remove(position);
+            }
         }
         if let Some(number) = owner.of_session() {
             let taken = &mut self.taken_by_statement[number][mode as usize];
@@ -208,7 +240,11 @@ pub type Place = u32;
 pub struct Ledger {
     holds: Vec<Hold>,
     free: Vec<Place>,
-    places: HashMap<Tag, Place, BuildTagHasher>,
+    /// The place opened last, as long as it is in use: nearly always the one that is asked for next, and the next to be
+    /// closed.
+    last: Option<Place>,
+    /// All other places in use.
+    others: HashMap<Tag, Place, BuildTagHasher>,
     /// Which (sub)transactions have taken which locks.
     transactional: Vec<(u32, Place)>,
     /// Some hold may have a limit.
@@ -221,7 +257,8 @@ impl Ledger {
         Self {
             holds: Vec::new(),
             free: Vec::new(),
-            places: HashMap::with_hasher(BuildTagHasher::new()),
+            last: None,
+            others: HashMap::with_hasher(BuildTagHasher::new()),
             transactional: Vec::new(),
             has_limits: false,
         }
@@ -235,23 +272,24 @@ impl Ledger {
     /// Whether the end of a transaction changes nothing here: no lock is held by one, none has a limit, and there is no
     /// memory to give back.
     pub fn is_at_rest(&self) -> bool {
-        self.transactional.is_empty() && !self.has_limits && !self.trims()
+        self.transactional.is_empty() && !self.has_limits && !self.has_idle_memory()
     }
 
     /// How many different locks are held.
     pub fn len(&self) -> usize {
-        self.places.len()
+        self.others.len() + usize::from(self.last.is_some())
     }
 
     /// Makes room for so many more locks.
     pub fn reserve(&mut self, more: usize) {
         self.holds.reserve(more.saturating_sub(self.free.len()));
-        self.places.reserve(more);
+        self.others.reserve(more);
     }
 
     /// The place of a lock, if it is held.
+    #[inline(always)]
     pub fn find(&self, tag: Tag) -> Option<Place> {
-        self.places.get(&tag).copied()
+        self.last.filter(|&last| self.hold(last).tag == Some(tag)).or_else(|| self.others.get(&tag).copied())
     }
 
     /// The holds at a place.
@@ -261,24 +299,31 @@ impl Ledger {
 
     /// The places in use.
     pub fn places(&self) -> Vec<Place> {
-        self.places.values().copied().collect()
+        self.in_use().collect()
     }
 
-    /// The place for a lock that is not held yet; without a hold until [`add`](Self::add).
-    pub fn open(&mut self, tag: Tag, name: &[u8]) -> Place {
+    fn in_use(&self) -> impl Iterator<Item = Place> {
+        self.others.values().copied().chain(self.last)
+    }
+
+    /// Enters the first hold of a lock, taken by that statement, at a place for it.
+    #[inline(always)]
+    pub fn open(&mut self, tag: Tag, name: &[u8], mode: Mode, owner: Owner, statement: Option<StatementId>) -> Place {
         let place = self.free.pop().unwrap_or_else(|| {
             self.holds.push(Hold::default());
             (self.holds.len() - 1) as Place
         });
-        let hold = &mut self.holds[place as usize];
-        hold.tag = Some(tag);
-        hold.name.clear();
-        hold.name.extend_from_slice(name);
-        self.places.insert(tag, place);
+        if let Some(other) = self.last.replace(place) {
+            self.others.insert(self.holds[other as usize].tag(), other);
+        }
+        if let Owner::Transaction(subtransaction) = owner {
+            self.transactional.push((subtransaction, place));
+        }
+        self.holds[place as usize].open(tag, name, mode, owner, statement);
         place
     }
 
-    /// Enters one hold, taken by that statement.
+    /// Enters one more hold, taken by that statement.
     pub fn add(
         &mut self,
         place: Place,
@@ -348,9 +393,8 @@ impl Ledger {
             return None;
         }
         let earliest = self
-            .places
-            .values()
-            .filter_map(|&place| Some((place, self.holds[place as usize].earliest_limit()?)))
+            .in_use()
+            .filter_map(|place| Some((place, self.hold(place).earliest_limit()?)))
             .min_by_key(|(_, limit)| limit.expires_at);
         self.has_limits = earliest.is_some();
         earliest
@@ -385,38 +429,50 @@ impl Ledger {
         places
     }
 
-    /// The transaction has ended: strikes out all its holds and returns the places it had them in.
-    pub fn end_transaction(&mut self) -> Vec<Place> {
-        let places: Vec<Place> = self.transactional.drain(..).map(|(_, place)| place).collect();
-        for &place in &places {
-            self.holds[place as usize].runs.retain(|run| run.owner.scope() == Scope::Session);
-        }
-        places
+    /// The transaction has ended: strikes out its holds of one more lock and returns their place, which may be closed
+    /// already; None when there are none left.
+    pub fn end_transaction(&mut self) -> Option<Place> {
+        let (_, place) = self.transactional.pop()?;
+        self.holds[place as usize].runs.retain(|run| run.owner.scope() == Scope::Session);
+        Some(place)
     }
 
     /// Closes a place that has no holds left; whether it is closed now.
     pub fn close_if_empty(&mut self, place: Place) -> bool {
-        let hold = &mut self.holds[place as usize];
-        if let (true, Some(tag)) = (hold.runs.is_empty(), hold.tag) {
-            hold.tag = None;
-            self.places.remove(&tag);
-            self.free.push(place);
+        let hold = self.hold(place);
+        if !hold.is_closed() && hold.runs.is_empty() {
+            self.close(place);
         }
-        self.holds[place as usize].is_closed()
+        self.hold(place).is_closed()
+    }
+
+    /// Closes a place in use, with what holds it may have.
+    #[inline(always)]
+    pub fn close(&mut self, place: Place) {
+        let hold = &mut self.holds[place as usize];
+        hold.runs.clear();
+        let tag = hold.tag.take();
+        if self.last == Some(place) {
+            self.last = None;
+        } else if let Some(tag) = tag {
+            self.others.remove(&tag);
+        }
+        self.free.push(place);
     }
 
     /// Gives back the memory that the names of many locks took, once nothing is held; whether there was any to give.
     /// No place is valid after it.
     pub fn trim(&mut self) -> bool {
-        let trims = self.trims();
-        if trims {
+        let has_idle_memory = self.has_idle_memory();
+        if has_idle_memory {
             *self = Self::default();
         }
-        trims
+        has_idle_memory
     }
 
-    fn trims(&self) -> bool {
-        self.places.is_empty() && self.holds.len() > IDLE_PLACES
+    /// Whether there is memory to give back.
+    pub fn has_idle_memory(&self) -> bool {
+        self.holds.len() > IDLE_PLACES && self.len() == 0
     }
 
     /// Takes what a subtransaction has locked off the list. A cursor may have added to it for an outer one since.
@@ -441,9 +497,13 @@ mod tests {
     }
 
     fn take(ledger: &mut Ledger, key: i64, mode: Mode, owner: Owner) -> Place {
-        let place = ledger.find(tag(key)).unwrap_or_else(|| ledger.open(tag(key), b"name"));
-        ledger.add(place, mode, owner, None, NOW);
-        place
+        match ledger.find(tag(key)) {
+            Some(place) => {
+                ledger.add(place, mode, owner, None, NOW);
+                place
+            }
+            None => ledger.open(tag(key), b"name", mode, owner, NOW),
+        }
     }
 
     #[test]
@@ -471,7 +531,7 @@ mod tests {
         assert_eq!(ledger.hold(one).count(None, Scope::Transaction), 1);
         assert_eq!(ledger.hold(two).count(None, Scope::Transaction), 0);
         assert!(ledger.close_if_empty(two));
-        assert_eq!(ledger.end_transaction(), vec![one]);
+        assert_eq!((ledger.end_transaction(), ledger.end_transaction()), (Some(one), None));
     }
 
     #[test]
@@ -488,6 +548,17 @@ mod tests {
             vec![(Owner::Session, Mode::Share, 1), (Owner::Leaf, Mode::Share, 1)]
         );
         assert_eq!(ledger.hold(place).taken_by((2, 9)).count(), 0);
+    }
+
+    #[test]
+    fn a_place_forgets_what_was_taken_there() {
+        let mut ledger = Ledger::default();
+        let place = take(&mut ledger, 1, Mode::Share, Owner::Session);
+        ledger.forget(place, Mode::Share, Scope::Session);
+        assert!(ledger.close_if_empty(place));
+        assert_eq!(take(&mut ledger, 2, Mode::Exclusive, Owner::Session), place);
+        let taken: Vec<_> = ledger.hold(place).taken_by(NOW.unwrap()).collect();
+        assert_eq!(taken, vec![(Owner::Session, Mode::Exclusive, 1)]);
     }
 
     #[test]
@@ -512,7 +583,7 @@ mod tests {
         assert_eq!(ledger.hold(place).last_limit(Mode::IntentShare, Owner::Ancestor), None);
         ledger.set_limit(place, Some(limit));
         assert!(ledger.hold(place).runs().iter().all(|run| run.limit == Some(limit)));
-        assert!(ledger.end_transaction().is_empty());
+        assert!(ledger.end_transaction().is_none());
         assert_eq!(ledger.hold(place).count(None, Scope::Session), 4);
     }
 
@@ -528,7 +599,7 @@ mod tests {
             assert!(ledger.close_if_empty(place));
         }
         assert!(ledger.trim());
-        assert_eq!((ledger.len(), ledger.holds.capacity(), ledger.places.capacity()), (0, 0, 0));
+        assert_eq!((ledger.len(), ledger.holds.capacity(), ledger.others.capacity()), (0, 0, 0));
     }
 
     #[derive(Clone, Debug)]
@@ -606,7 +677,7 @@ mod tests {
                         list.retain(|hold| hold.2 != Owner::Transaction(own));
                     }
                     Step::Commit => {
-                        for place in ledger.end_transaction() {
+                        while let Some(place) = ledger.end_transaction() {
                             ledger.close_if_empty(place);
                         }
                         list.retain(|hold| hold.2.scope() == Scope::Session);
@@ -615,7 +686,21 @@ mod tests {
                     }
                     Step::Release | Step::Rollback => {}
                 }
+                let mut held: Vec<i64> = list.iter().map(|hold| hold.0).collect();
+                held.sort_unstable();
+                held.dedup();
+                let mut places: Vec<Place> = held.iter().filter_map(|&key| ledger.find(tag(key))).collect();
+                prop_assert_eq!(places.len(), held.len());
+                places.sort_unstable();
+                let mut in_use = ledger.places();
+                in_use.sort_unstable();
+                prop_assert_eq!(in_use, places);
+                prop_assert_eq!(ledger.len(), held.len());
                 for key in 0..4 {
+                    let mut holds = list.iter().filter(|hold| hold.0 == key).map(|&(_, mode, owner)| (mode, owner));
+                    let only = holds.next().filter(|_| holds.next().is_none());
+                    let counted = ledger.find(tag(key)).and_then(|place| ledger.hold(place).only());
+                    prop_assert_eq!(counted.map(|run| (run.mode, run.owner)), only);
                     for mode in Mode::ALL {
                         for scope in [Scope::Session, Scope::Transaction] {
                             let expected = list

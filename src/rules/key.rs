@@ -119,7 +119,7 @@ impl LastName {
     /// Whether a name is in the same domain, as far as is seen at once.
     fn has_domain_of(&self, name: &[u8]) -> bool {
         let length = usize::from(self.key.domain_length);
-        length > 0 && self.length > 0 && name.get(length) == Some(&b':') && name[..length] == self.bytes[..length]
+        self.length > 0 && name.get(length) == Some(&b':') && name[..length] == self.bytes[..length]
     }
 }
 

@@ -55,7 +55,7 @@ static CHANGES: ProcessLocal<Cell<u64>> = ProcessLocal::cell(0);
 ///
 /// # Errors
 /// [`Error::DomainDenied`] where the caller may not; the server's.
-#[inline]
+#[inline(always)]
 pub fn rule(
     tables: impl FnOnce() -> Result<Tables, Problem>,
     domain: &[u8],
@@ -76,7 +76,7 @@ pub fn may_use(rule: &Rule) -> bool {
 ///
 /// # Errors
 /// The server's.
-#[inline]
+#[inline(always)]
 pub fn find(tables: impl FnOnce() -> Result<Tables, Problem>, domain: &[u8]) -> Result<Option<Rule>, Problem> {
     if there_are_none()? { Ok(None) } else { look_up(tables, domain) }
 }
@@ -85,7 +85,7 @@ pub fn find(tables: impl FnOnce() -> Result<Tables, Problem>, domain: &[u8]) -> 
 ///
 /// # Errors
 /// The server's.
-#[inline]
+#[inline(always)]
 pub fn there_are_none() -> Result<bool, Problem> {
     session::check_not_parallel()?;
     // Within a transaction block the server learns of changes when it locks a table, which a call like this does not.

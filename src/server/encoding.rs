@@ -20,6 +20,7 @@ fn server_encoding() -> i32 {
 ///
 /// The result lives as long as `text` and the current memory context. Raises the server's own error where a character
 /// has no equivalent in UTF-8.
+#[inline(always)]
 pub fn to_utf8(text: &[u8]) -> &[u8] {
     if matches!(server_encoding(), UTF8 | SQL_ASCII) || text.is_ascii() {
         return text;

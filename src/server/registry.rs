@@ -333,32 +333,40 @@ impl Registry {
         None
     }
 
-    /// Writes what is held at a place, from the ledger. `fresh`: the place was not in use before.
-    ///
-    /// `now` is the time for a scope that had no hold before.
-    pub fn publish(&mut self, place: Place, hold: &Hold, fresh: bool, waits_as: Option<Scope>, now: i64) {
+    /// Writes the first hold of a lock at a place that was not in use before.
+    #[inline(always)]
+    pub fn open(&mut self, place: Place, tag: Tag, name: &[u8], mode: Mode, scope: Scope, now: i64) {
         let Some(slot) = self.slot(place) else { return };
         // SAFETY: this process's entry.
         let end = unsafe { &(*self.entry).end };
         if place >= end.load(Ordering::Relaxed) {
             end.store(place + 1, Ordering::Release);
         }
-        let name = hold.name();
         let is_long = name.len() > INLINE_NAME;
-        let long_name = if fresh && is_long { self.long_name(place) } else { None };
+        let long_name = if is_long { self.long_name(place) } else { None };
         write(slot, |body| {
-            if fresh {
-                body.in_use = 1;
-                body.tag = hold.tag();
-                body.since = [0; 2];
-                body.name_length = name.len() as u16;
-                match long_name {
-                    // SAFETY: room for the longest name, which readers look at as they do at the slot.
-                    Some(memory) => unsafe { std::ptr::copy_nonoverlapping(name.as_ptr(), memory, name.len()) },
-                    None if is_long => body.name_length = 0, // no memory: not shown
-                    None => body.name[..name.len()].copy_from_slice(name),
-                }
+            body.in_use = 1;
+            body.waits_as = 0;
+            body.name_length = name.len() as u16;
+            body.tag = tag;
+            body.counts = [[0; MODES]; 2];
+            body.counts[scope as usize][mode as usize] = 1;
+            body.since = [0; 2];
+            body.since[scope as usize] = now;
+            (body.limit_micros, body.expires_at) = (0, 0);
+            match long_name {
+                // SAFETY: room for the longest name, which readers look at as they do at the slot.
+                Some(memory) => unsafe { std::ptr::copy_nonoverlapping(name.as_ptr(), memory, name.len()) },
+                None if is_long => body.name_length = 0, // no memory: not shown
+                None => body.name[..name.len()].copy_from_slice(name),
             }
+        });
+    }
+
+    /// Writes what is held at a place, from the ledger. `now` is the time for a scope that had no hold before.
+    pub fn publish(&mut self, place: Place, hold: &Hold, waits_as: Option<Scope>, now: i64) {
+        let Some(slot) = self.slot(place) else { return };
+        write(slot, |body| {
             body.waits_as = waits_as.map_or(0, |scope| 1 + scope as u8);
             body.counts = [[0; MODES]; 2];
             for run in hold.runs() {
@@ -452,6 +460,7 @@ impl Registry {
     }
 
     /// Clears a place.
+    #[inline(always)]
     pub fn clear(&mut self, place: Place) {
         let Some(slot) = self.slot(place) else { return };
         write(slot, |body| {
@@ -787,6 +796,7 @@ impl Registry {
     }
 
     /// This process's slot at a place; makes room for it if there is none. None without memory.
+    #[inline(always)]
     fn slot(&mut self, place: Place) -> Option<*mut Slot> {
         let (number, slot) = locate(place);
         while self.chunks.len() <= number {

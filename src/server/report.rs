@@ -50,11 +50,16 @@ impl From<Failure> for Problem {
 
 /// The answer of a call, or its error raised to the client. For the last line of a SQL function: nothing with a
 /// destructor may be left in its frame.
+#[inline(always)]
 pub fn answer<T>(result: Result<T, Problem>) -> T {
-    let problem = match result {
-        Ok(answer) => return answer,
-        Err(problem) => problem,
-    };
+    match result {
+        Ok(answer) => answer,
+        Err(problem) => raise(problem),
+    }
+}
+
+#[cold]
+fn raise(problem: Problem) -> ! {
     let parts = match problem {
         // SAFETY: the callers keep to the rule above.
         Problem::Server(error) => unsafe { error.rethrow() },

@@ -183,7 +183,7 @@ pub fn attach(area: *mut pg_sys::dsa_area, table: *mut Table) {
 }
 
 /// Counts the grant of a lock in a domain.
-#[inline]
+#[inline(always)]
 pub fn granted(domain: &[u8]) {
     let mut local = LOCAL.borrow_mut();
     let shard = local.shard;
@@ -333,7 +333,7 @@ pub fn reset() {
 
 impl Local {
     /// Where a domain is counted.
-    #[inline]
+    #[inline(always)]
     fn counters(&mut self, domain: &[u8]) -> Option<&Counters> {
         let shared = self.shared?;
         // SAFETY: the table is there as long as the server.

@@ -2,6 +2,9 @@
 //!
 //! The order of things in [`acquire`] is the heart of it: check, enter in the ledger and publish, ask the lock manager,
 //! and then settle or withdraw. No borrow of the state is held while the lock manager may wait.
+//!
+//! What a free lock goes through is put into its caller, here and in what is called from here: a lock and back are a few
+//! hundred instructions, of which every call in between would cost twenty.
 
 pub mod semaphores;
 pub mod sets;
@@ -27,13 +30,14 @@ use crate::server::settings::{self, SessionLocks};
 use crate::server::statistics;
 use crate::server::who;
 use pgrx::pg_sys;
-use std::cell::{OnceCell, RefCell};
+use std::cell::{OnceCell, RefCell, RefMut};
 use std::collections::{BTreeSet, HashSet};
+use std::ops::{Deref, DerefMut};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// A lock that a call is about.
 static LAST_NAME: ProcessLocal<RefCell<LastName>> = ProcessLocal::ref_cell(LastName::new());
 
+/// A lock that a call is about.
 #[derive(Clone, Copy, Debug)]
 pub struct Lock<'a> {
     tag: Tag,
@@ -43,6 +47,7 @@ pub struct Lock<'a> {
 
 impl<'a> Lock<'a> {
     /// The lock of a name in this database, or in the whole cluster.
+    #[inline(always)]
     pub fn named(name: Name<'a>, cluster_wide: bool) -> Self {
         let database = if cluster_wide { 0 } else { ffi::my_database() };
         let (tag, domain) = LAST_NAME.borrow_mut().tag_and_domain(name, database);
@@ -70,6 +75,7 @@ impl<'a> Lock<'a> {
     }
 
     /// Counts a grant of it, unless it is native: that has no name.
+    #[inline(always)]
     fn count_grant(&self) {
         if !self.name.is_empty() {
             statistics::granted(self.domain);
@@ -153,6 +159,15 @@ impl Leases {
         }
     }
 
+    /// The transaction has ended.
+    fn forget_transaction(&mut self) {
+        if !self.are_untouched() {
+            self.touched.clear();
+            self.prolonged.clear();
+            self.changed_in.clear();
+        }
+    }
+
     /// Whether this transaction has had to do with none.
     fn are_untouched(&self) -> bool {
         self.touched.is_empty() && self.prolonged.is_empty() && self.changed_in.is_empty()
@@ -182,12 +197,35 @@ impl Drop for InterruptsHeldOff {
     }
 }
 
-/// Works on the session's state. Must not wait for a lock, nor raise an error of the server's.
+/// The session's state, in hand: meanwhile nobody must wait for a lock, nor raise an error of the server's.
+struct InHand {
+    session: RefMut<'static, Session>,
+    /// A warning sent meanwhile must not end in a cancel, which would never give the borrow back.
+    _held_off: InterruptsHeldOff,
+}
+
+impl Deref for InHand {
+    type Target = Session;
+    fn deref(&self) -> &Session {
+        &self.session
+    }
+}
+
+impl DerefMut for InHand {
+    fn deref_mut(&mut self) -> &mut Session {
+        &mut self.session
+    }
+}
+
+#[inline(always)]
+fn in_hand() -> InHand {
+    InHand { session: SESSION.borrow_mut(), _held_off: InterruptsHeldOff::new() }
+}
+
+/// Works on the session's state, as long as it is [in hand](InHand).
+#[inline(always)]
 fn with_session<R>(work: impl FnOnce(&mut Session) -> R) -> R {
-    let mut session = SESSION.borrow_mut();
-    // A warning sent meanwhile must not end in a cancel, which would never give the borrow back.
-    let _held_off = InterruptsHeldOff::new();
-    work(&mut session)
+    work(&mut in_hand())
 }
 
 /// The same out of one of the server's callbacks. Without effect where a call of ours is at work: it sees to the rest.
@@ -211,6 +249,7 @@ pub(in crate::server) fn overrun() -> Option<Error> {
 ///
 /// # Errors
 /// A rule's, the server's; [`Error::NotObtained`] when the server's `lock_timeout` ended the wait.
+#[inline(always)]
 pub fn acquire(lock: &Lock<'_>, request: Request) -> Result<bool, Problem> {
     check_may_lock(request.scope, || lock.describe())?;
     let owner = owner(request.scope);
@@ -218,7 +257,7 @@ pub fn acquire(lock: &Lock<'_>, request: Request) -> Result<bool, Problem> {
         hold_limit::prepare()?;
     }
     let statement = current_statement();
-    let place = with_session(|session| session.enter(lock, request.mode, owner, Some(statement), ffi::now()))?;
+    let place = in_hand().enter(lock, request.mode, owner, Some(statement), ffi::now())?;
     let outcome = take(lock, request, place);
     match outcome {
         Ok(Outcome::Granted) => {
@@ -266,6 +305,11 @@ pub fn release(lock: &Lock<'_>, mode: Option<Mode>, all: bool) -> Result<u64, Pr
     check_not_parallel()?;
     let released = with_session(|session| {
         let place = session.find(lock)?;
+        if let Some(Run { mode: held, owner: Owner::Session, .. }) = session.ledger.hold(place).only()
+            && mode.is_none_or(|mode| mode == held)
+        {
+            return session.release_only(place, held).then_some(0);
+        }
         let released = match mode {
             None if all => {
                 Mode::ALL.into_iter().map(|mode| session.release(place, mode, Owner::Session, u64::MAX)).sum()
@@ -377,7 +421,7 @@ pub fn extend(lock: &Lock<'_>, hold_limit: Option<i64>) -> Result<Option<i64>, P
         let place = session.find_held(lock)?;
         (session.ledger.hold(place).count(None, Scope::Session) > 0).then(|| {
             session.ledger.set_limit(place, limit);
-            session.publish(place, false, None);
+            session.publish(place, None);
             session.settle();
         })
     });
@@ -518,6 +562,7 @@ pub fn end_queue_wait() {
 }
 
 /// Asks the lock manager for a lock that the ledger has already entered.
+#[inline(always)]
 fn take(lock: &Lock<'_>, request: Request, place: Place) -> Result<Outcome, Problem> {
     match lock_manager::try_acquire(lock.tag, request.mode, request.scope)? {
         Outcome::Granted => Ok(Outcome::Granted),
@@ -578,6 +623,7 @@ impl Session {
     }
 
     /// Enters a hold that is about to be asked for.
+    #[inline(always)]
     fn enter(
         &mut self,
         lock: &Lock<'_>,
@@ -602,9 +648,10 @@ impl Session {
         if !self.has_room() {
             return Err(self.refuse(lock.describe()));
         }
-        let place = self.ledger.open(lock.tag, lock.name);
-        self.ledger.add(place, mode, owner, None, statement);
-        self.publish_at(place, true, None, now);
+        let place = self.ledger.open(lock.tag, lock.name, mode, owner, statement);
+        if let Some(registry) = &mut self.registry {
+            registry.open(place, lock.tag, lock.name, mode, owner.scope(), now);
+        }
         Ok(place)
     }
 
@@ -625,7 +672,7 @@ impl Session {
             self.ledger.remove(place, mode, owner);
             return Err(error);
         }
-        self.publish_at(place, false, None, now);
+        self.publish_at(place, None, now);
         Ok(())
     }
 
@@ -676,7 +723,7 @@ impl Session {
     fn limit(&mut self, place: Place, mode: Mode, owner: Owner, hold_limit: Option<i64>) {
         if let Some(limit) = limit_from_now(hold_limit) {
             self.ledger.limit_last(place, mode, owner, limit);
-            self.publish(place, false, None);
+            self.publish(place, None);
         }
         self.settle();
     }
@@ -715,7 +762,20 @@ impl Session {
         released
     }
 
+    /// Gives back the only hold of a lock, which is a session hold and no slot of a semaphore; whether it was held.
+    #[inline(always)]
+    fn release_only(&mut self, place: Place, mode: Mode) -> bool {
+        let was_held = lock_manager::release(self.ledger.hold(place).tag(), mode, Scope::Session);
+        self.ledger.close(place);
+        if let Some(registry) = &mut self.registry {
+            registry.clear(place);
+        }
+        self.settle();
+        was_held
+    }
+
     /// The place of a lock that this session holds by that name, as far as the ledger knows.
+    #[inline(always)]
     fn find(&mut self, lock: &Lock<'_>) -> Option<Place> {
         self.check_sentinel();
         self.ledger.find(lock.tag).filter(|&place| self.ledger.hold(place).name() == lock.name)
@@ -778,17 +838,17 @@ impl Session {
                 registry.clear(place);
             }
         } else {
-            self.publish(place, false, None);
+            self.publish(place, None);
         }
     }
 
-    fn publish(&mut self, place: Place, fresh: bool, waits_as: Option<Scope>) {
-        self.publish_at(place, fresh, waits_as, ffi::now());
+    fn publish(&mut self, place: Place, waits_as: Option<Scope>) {
+        self.publish_at(place, waits_as, ffi::now());
     }
 
-    fn publish_at(&mut self, place: Place, fresh: bool, waits_as: Option<Scope>, now: i64) {
+    fn publish_at(&mut self, place: Place, waits_as: Option<Scope>, now: i64) {
         if let Some(registry) = &mut self.registry {
-            registry.publish(place, self.ledger.hold(place), fresh, waits_as, now);
+            registry.publish(place, self.ledger.hold(place), waits_as, now);
         }
     }
 
@@ -797,7 +857,7 @@ impl Session {
         if let Some(registry) = &mut self.registry {
             registry.set_deadline((millis > 0).then(|| ffi::now() + i64::from(millis) * 1_000));
         }
-        self.publish(place, false, Some(request.scope));
+        self.publish(place, Some(request.scope));
         self.bear_witness(place, request.mode);
     }
 
@@ -819,7 +879,19 @@ impl Session {
     }
 
     /// Keeps timer, sentinel and memory as the holds want them. No place is valid after it.
+    #[inline]
     fn settle(&mut self) {
+        if !self.is_settled() {
+            self.settle_now();
+        }
+    }
+
+    fn is_settled(&self) -> bool {
+        !self.has_sentinel && !self.ledger.has_limits() && !self.ledger.has_idle_memory() && !hold_limit::is_set()
+    }
+
+    #[inline(never)]
+    fn settle_now(&mut self) {
         if self.ledger.has_limits() || hold_limit::is_set() {
             hold_limit::set(self.ledger.earliest_limit().map(|(_, limit)| limit));
         }
@@ -895,28 +967,34 @@ impl Session {
             && !hold_limit::is_set()
     }
 
+    /// Transactions' holds at a place have ended.
+    fn after_end(&mut self, place: Place) {
+        if !self.ledger.hold(place).is_closed() {
+            self.after_change(place);
+        }
+    }
+
     /// Some resource owner has given up its locks; at the end of the transaction, all of them.
     pub(in crate::server) fn on_locks_released(&mut self, is_commit: bool, is_top_level: bool) {
-        let mut places = std::mem::take(&mut self.struck);
         self.wake_touched(is_commit, is_top_level);
         if is_top_level {
-            self.leases.touched.clear();
-            self.leases.prolonged.clear();
-            self.leases.changed_in.clear();
-            places.extend(self.ledger.end_transaction());
+            self.leases.forget_transaction();
             if self.is_ending {
                 return self.leave();
             }
-        }
-        for place in places {
-            if !self.ledger.hold(place).is_closed() {
-                self.after_change(place);
+            while let Some(place) = self.ledger.end_transaction() {
+                self.after_end(place);
             }
+        }
+        for place in std::mem::take(&mut self.struck) {
+            self.after_end(place);
         }
         // DISCARD ALL or an unlock function of the server's may have been what the statement did.
         self.check_sentinel();
         self.check_semaphores();
-        while let Some((place, limit)) = self.ledger.earliest_limit() {
+        while self.ledger.has_limits()
+            && let Some((place, limit)) = self.ledger.earliest_limit()
+        {
             self.reconcile(place);
             if self.ledger.earliest_limit() == Some((place, limit)) {
                 break;
@@ -973,6 +1051,7 @@ impl Session {
     }
 }
 
+#[inline(always)]
 fn check_may_lock(scope: Scope, describe: impl Fn() -> String) -> Result<(), Problem> {
     check_not_parallel()?;
     // SAFETY: asks for this process's state, and raises no error.
@@ -989,6 +1068,7 @@ fn check_may_lock(scope: Scope, describe: impl Fn() -> String) -> Result<(), Pro
 ///
 /// # Errors
 /// [`Error::SessionLocksOff`].
+#[inline(always)]
 pub fn check_session_locks(describe: impl FnOnce() -> String) -> Result<(), Problem> {
     match settings::session_locks() {
         SessionLocks::On => Ok(()),

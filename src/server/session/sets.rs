@@ -262,7 +262,7 @@ impl Session {
         for (part, place, micros) in limited {
             let now = *now.get_or_insert_with(ffi::now);
             self.ledger.limit_last(place, part.mode, part.owner, Limit { micros, expires_at: now + micros });
-            self.publish_at(place, false, None, now);
+            self.publish_at(place, None, now);
         }
         if now.is_some() {
             self.settle();
