@@ -68,7 +68,7 @@ run: ## Build it and try the examples
 
 bench: ## Build it and measure it, beside MariaDB, Redis and etcd too
 	.ci/setup --bench $(PG)
-	.ci/with-release $(PG) bench/run.py $(ARGS)
+	CARGO_PROFILE_RELEASE_DEBUG=line-tables-only .ci/with-release $(PG) bench/run.py $(ARGS)
 
 docs: ## Build the documentation as a site, target/book
 	.ci/setup --docs

@@ -70,19 +70,23 @@ LEASES: dict[str, tuple[Statements, Statements, Statements]] = {
     ),
 }
 LEASES_FEWER = 10  # than locks, by so many times
-# By these functions; what they call is counted with them. One that the compiler has put into its caller isn't shown.
+# By what callgrind_annotate shows: these functions with all that they call, or what stands in these files, wherever the
+# compiler has put it. What they call in the server and in the C library is a part of the first line only.
 PARTS = {
     "the functions called": r"(pg_advisory_(un)?lock_int8|hashtextextended|named_(un)?lock_wrapper)",
     "- the lock manager": r"(LockAcquireExtended|LockRelease)",
-    "- arguments, name and key": r"(hashtextextended|named_locks::api::arguments::named)",
-    "- rules of the domain, in that": r"named_locks::api::arguments::by_rule",
-    "- entering the session": r"named_locks::server::session::Session::enter",
-    "- registry": r"named_locks::server::session::Session::(publish_at|after_change)",
-    "- statistics": r"named_locks::server::session::Lock::count_grant",
-    "- ledger of the session": r"named_locks::rules::holds::Ledger::(add|remove)",
+    "- native's key": r"hashtextextended",
+    "- named_locks: arguments, rules of the domain": r"src/(api/\w+|server/(arguments|domains|encoding)|rules/(interval|mode))\.rs",
+    "- named_locks: name and key": r"(src/rules/(name|key)|xxh3\w*)\.rs",
+    "- named_locks: session": r"src/server/(session/\w+|ffi|lock_manager|process_local|report|settings)\.rs",
+    "- named_locks: ledger of the session": r"src/rules/holds\.rs",
+    "- named_locks: registry": r"src/server/registry\.rs",
+    "- named_locks: statistics": r"src/server/statistics\.rs",
+    "- named_locks: traps for errors and panics": r"(src/server/try_block|asm_based|panic)\.rs",
+    "- named_locks: Rust's library and the bindings, in all of these": r"(library|deps|pgrx-[\w.-]+)/.*\.rs",
 }
 # How callgrind_annotate shows a function: its instructions, their share, and FILE:FUNCTION [LIBRARY].
-FUNCTION = re.compile(r"^ *([\d,]+) \([^)]*\)  [^ ]*?:([\w:<>]+)(?:'\d+)? \[")
+LINE = re.compile(r"^ *(?P<count>[\d,]+) \([^)]*\)  (?P<file>[^ ]*?):(?P<function>[\w:<>]+)(?:'\d+)?")
 
 Counts = dict[str, int]
 
@@ -146,14 +150,14 @@ def lease_loop(side: Side, what: str, times: int) -> str:
 
 
 def of_each(server: BenchServer, statement: Callable[[int], str], times: int) -> dict[str, float]:
-    """Of each function and, under no name, of all: what each time costs. What a session's start costs is left out."""
+    """Of each function and file and, under no name, of all: what each time costs. What a session's start costs is left out."""
     once, twice = (counted(server, statement(many)) for many in (times, 2 * times))
-    return {function: (count - once.get(function, 0)) / times for function, count in twice.items()}
+    return {what: (count - once.get(what, 0)) / times for what, count in twice.items()}
 
 
 def of_part(counts: Mapping[str, float], pattern: str) -> float:
-    """Of the functions of that name, and all that they call."""
-    return sum(count for function, count in counts.items() if re.fullmatch(pattern, function))
+    """Of the functions of that name, or what stands in the files of which the name ends so."""
+    return sum(count for what, count in counts.items() if re.fullmatch(rf"(.*/)?{pattern}", what))
 
 
 def counted(server: BenchServer, statement: str) -> Counts:
@@ -176,15 +180,24 @@ def counted(server: BenchServer, statement: str) -> Counts:
 
 
 def annotated(out: Path) -> Counts:
-    """What callgrind has counted."""
-    command = ["callgrind_annotate", "--inclusive=yes", "--threshold=100", str(out)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    total = re.search(r"^ *([\d,]+) .*PROGRAM TOTALS", done.stdout, re.MULTILINE)
-    if total is None:
-        raise RuntimeError(f"callgrind_annotate: {done.stdout[:500]}")
-    counts = {"": int(total.group(1).replace(",", ""))}
-    for line in done.stdout.splitlines():
-        found = FUNCTION.match(line)
-        if found:
-            counts[found.group(2)] = int(found.group(1).replace(",", ""))
+    """What callgrind has counted: of functions, with all that they call, and of what stands in files."""
+    counts: Counts = {}
+    for inclusive, key in (("yes", "function"), ("no", "file")):
+        command = ["callgrind_annotate", f"--inclusive={inclusive}", "--threshold=100", str(out)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        total = re.search(r"^ *([\d,]+) .*PROGRAM TOTALS", done.stdout, re.MULTILINE)
+        if total is None:
+            raise RuntimeError(f"callgrind_annotate: {done.stdout[:500]}")
+        counts[""] = number(total.group(1))
+        for found in map(LINE.match, done.stdout.splitlines()):
+            if found and inclusive == "yes":
+                # A function of which parts stand in other files has a line for each: the first one says it all.
+                counts.setdefault(found[key], number(found["count"]))
+            elif found:
+                counts[found[key]] = counts.get(found[key], 0) + number(found["count"])
     return counts
+
+
+def number(text: str) -> int:
+    """A number as callgrind_annotate writes it."""
+    return int(text.replace(",", ""))

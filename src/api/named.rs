@@ -14,7 +14,9 @@ use pgrx::prelude::*;
 #[inline(always)]
 fn session_lock<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<(Lock<'a>, Request), Problem> {
     let args = Arguments::of(fcinfo);
-    let lock = named(args.text(0), args.boolean(4))?;
+    // The last one first: that there are so many is looked at once.
+    let cluster_wide = args.boolean(4);
+    let lock = named(args.text(0), cluster_wide)?;
     let request = request(Scope::Session, args.interval(1), args.mode(2)?, args.interval(3))?;
     Ok((lock, by_rule(fcinfo, &lock, request)?))
 }
@@ -23,7 +25,8 @@ fn session_lock<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<(Lock<'a>, Reque
 #[inline(always)]
 fn transaction_lock<'a>(fcinfo: pg_sys::FunctionCallInfo) -> Result<(Lock<'a>, Request), Problem> {
     let args = Arguments::of(fcinfo);
-    let lock = named(args.text(0), args.boolean(3))?;
+    let cluster_wide = args.boolean(3);
+    let lock = named(args.text(0), cluster_wide)?;
     let request = request(Scope::Transaction, args.interval(1), args.mode(2)?, None)?;
     Ok((lock, by_rule(fcinfo, &lock, request)?))
 }
@@ -61,7 +64,8 @@ fn named_lock_wait(fcinfo: pg_sys::FunctionCallInfo) -> Row {
 #[pg_extern(sql = false)]
 fn named_unlock(fcinfo: pg_sys::FunctionCallInfo) -> i32 {
     let args = Arguments::of(fcinfo);
-    let remaining = named(args.text(0), args.boolean(3)).and_then(|lock| {
+    let cluster_wide = args.boolean(3);
+    let remaining = named(args.text(0), cluster_wide).and_then(|lock| {
         let all_holds = required("all_holds", args.boolean(2))?;
         session::release(&lock, args.mode(1)?, all_holds)
     });

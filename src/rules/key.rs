@@ -93,7 +93,9 @@ impl LastName {
         Self { bytes: [0; REMEMBERED_NAME], length: 0, key: Key { hash: 0, class: 0, domain_length: 0 } }
     }
 
-    /// A name's [tag](Tag::of_name) and [domain](Name::domain).
+    /// A name's tag, XXH3-64 (seed 0) of the name and 11 bits of that of its domain; and that [domain](Name::domain).
+    ///
+    /// `database` is 0 for a lock of the whole cluster.
     #[inline(always)]
     pub fn tag_and_domain<'a>(&mut self, name: Name<'a>, database: u32) -> (Tag, &'a [u8]) {
         let bytes = name.bytes();
@@ -153,14 +155,6 @@ pub enum Space {
 }
 
 impl Tag {
-    /// The tag of a name: XXH3-64 (seed 0) of the name, and 11 bits of that of its domain.
-    ///
-    /// `database` is 0 for a lock of the whole cluster.
-    pub fn of_name(name: Name<'_>, database: u32) -> Self {
-        let Key { hash, class, .. } = Key::of(name);
-        Self::from_hash(database, hash, class)
-    }
-
     /// The tag of `pg_advisory_lock(bigint)`.
     pub fn of_bigint(key: i64, database: u32) -> Self {
         Self::from_hash(database, key as u64, CLASS_BIGINT)
@@ -320,8 +314,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn tag_of(name: Name<'_>, database: u32) -> Tag {
+        LastName::new().tag_and_domain(name, database).0
+    }
+
     fn tag(name: &str) -> Tag {
-        Tag::of_name(Name::new(name.as_bytes()).unwrap(), 5)
+        tag_of(Name::new(name.as_bytes()).unwrap(), 5)
     }
 
     /// Computed by xxHash's own library. A change here splits every running installation in two.
@@ -338,7 +336,7 @@ mod tests {
             (longest.as_str(), 5, 1_247_636_233, 2_841_147_932, 17_602),
         ] {
             let name = Name::new(name.as_bytes()).unwrap();
-            assert_eq!(Tag::of_name(name, database), Tag { database, high, low, class });
+            assert_eq!(tag_of(name, database), Tag { database, high, low, class });
         }
     }
 
@@ -364,7 +362,7 @@ mod tests {
             bytes in prop::collection::vec(any::<u8>(), 1..64), key: i64, key1: i32, key2: i32, pid in 1..i32::MAX,
             session: u32, slot in 0..MAX_PERMITS,
         ) {
-            let named = Tag::of_name(Name::new(&bytes).unwrap(), 5);
+            let named = tag_of(Name::new(&bytes).unwrap(), 5);
             prop_assert_eq!(named.space(), Space::Named);
             prop_assert!((0x4000..0x4800).contains(&named.class));
             let bigint = Tag::of_bigint(key, 5);
@@ -400,7 +398,7 @@ mod tests {
                 for _ in 0..2 {
                     prop_assert_eq!(
                         last.tag_and_domain(name, database),
-                        (Tag::of_name(name, database), name.domain())
+                        (tag_of(name, database), name.domain())
                     );
                 }
             }

@@ -258,7 +258,7 @@ pub fn acquire(lock: &Lock<'_>, request: Request) -> Result<bool, Problem> {
     }
     let statement = current_statement();
     let place = in_hand().enter(lock, request.mode, owner, Some(statement), ffi::now())?;
-    let outcome = take(lock, request, place);
+    let outcome = take(lock, &request, place);
     match outcome {
         Ok(Outcome::Granted) => {
             if request.hold_limit.is_some() {
@@ -268,7 +268,7 @@ pub fn acquire(lock: &Lock<'_>, request: Request) -> Result<bool, Problem> {
         }
         Ok(Outcome::NotAvailable) | Err(_) => with_session(|session| session.withdraw(place, request.mode, owner)),
     }
-    answer(lock, request, outcome?)
+    answer(lock, &request, outcome?)
 }
 
 /// Who gives a lock back that is taken now.
@@ -280,7 +280,7 @@ pub fn owner(scope: Scope) -> Owner {
 }
 
 /// What a call says of how it came out: a wait as the server would fails as the server would.
-fn answer(lock: &Lock<'_>, request: Request, outcome: Outcome) -> Result<bool, Problem> {
+fn answer(lock: &Lock<'_>, request: &Request, outcome: Outcome) -> Result<bool, Problem> {
     match outcome {
         Outcome::Granted => Ok(true),
         Outcome::NotAvailable if request.wait.fails() => Err(not_obtained(lock, request).into()),
@@ -293,7 +293,7 @@ fn answer(lock: &Lock<'_>, request: Request, outcome: Outcome) -> Result<bool, P
 /// # Errors
 /// As [`acquire`].
 pub fn acquire_strict(lock: &Lock<'_>, request: Request) -> Result<(), Problem> {
-    if acquire(lock, request)? { Ok(()) } else { Err(not_obtained(lock, request).into()) }
+    if acquire(lock, request)? { Ok(()) } else { Err(not_obtained(lock, &request).into()) }
 }
 
 /// Gives back one session hold, or all, in that mode or (None) whichever was taken last; how many remain in any mode.
@@ -372,7 +372,7 @@ pub fn convert(lock: &Lock<'_>, mode: Mode, wait: Wait) -> Result<bool, Problem>
     }
     let request = Request { mode, scope: Scope::Session, wait, hold_limit: None };
     with_session(|session| session.add(place, mode, Owner::Session, old.limit, statement, ffi::now()))?;
-    let outcome = take(lock, request, place);
+    let outcome = take(lock, &request, place);
     with_session(|session| match outcome {
         Ok(Outcome::Granted) => {
             session.release(place, old.mode, Owner::Session, 1);
@@ -380,7 +380,7 @@ pub fn convert(lock: &Lock<'_>, mode: Mode, wait: Wait) -> Result<bool, Problem>
         }
         Ok(Outcome::NotAvailable) | Err(_) => session.withdraw(place, mode, Owner::Session),
     });
-    answer(lock, request, outcome?)
+    answer(lock, &request, outcome?)
 }
 
 /// The session's one hold of a lock, which has to be that owner's: where it stands, and the statement to which one in its
@@ -563,7 +563,7 @@ pub fn end_queue_wait() {
 
 /// Asks the lock manager for a lock that the ledger has already entered.
 #[inline(always)]
-fn take(lock: &Lock<'_>, request: Request, place: Place) -> Result<Outcome, Problem> {
+fn take(lock: &Lock<'_>, request: &Request, place: Place) -> Result<Outcome, Problem> {
     match lock_manager::try_acquire(lock.tag, request.mode, request.scope)? {
         Outcome::Granted => Ok(Outcome::Granted),
         Outcome::NotAvailable => wait_for(lock, request, place),
@@ -571,8 +571,8 @@ fn take(lock: &Lock<'_>, request: Request, place: Place) -> Result<Outcome, Prob
 }
 
 /// The same for a lock that was not free just now.
-fn wait_for(lock: &Lock<'_>, request: Request, place: Place) -> Result<Outcome, Problem> {
-    let Request { mode, scope, wait, .. } = request;
+fn wait_for(lock: &Lock<'_>, request: &Request, place: Place) -> Result<Outcome, Problem> {
+    let &Request { mode, scope, wait, .. } = request;
     who::check_name(lock.tag, lock.name)?;
     // A session that already holds the lock in another mode may go ahead of its queue, which only a wait lets it do.
     let holds_other_mode = Mode::ALL.into_iter().any(|other| lock_manager::held(lock.tag, other));
@@ -852,7 +852,7 @@ impl Session {
         }
     }
 
-    fn begin_wait(&mut self, place: Place, request: Request) {
+    fn begin_wait(&mut self, place: Place, request: &Request) {
         let millis = request.wait.millis(lock_manager::lock_timeout());
         if let Some(registry) = &mut self.registry {
             registry.set_deadline((millis > 0).then(|| ffi::now() + i64::from(millis) * 1_000));
@@ -861,7 +861,7 @@ impl Session {
         self.bear_witness(place, request.mode);
     }
 
-    fn end_wait(&mut self, place: Place, Request { mode, scope, .. }: Request) {
+    fn end_wait(&mut self, place: Place, &Request { mode, scope, .. }: &Request) {
         if let Some(registry) = &mut self.registry {
             registry.granted(place, scope, self.ledger.hold(place).count(None, scope), ffi::now());
         }
@@ -1089,7 +1089,7 @@ pub fn check_not_parallel() -> Result<(), Problem> {
     if unsafe { pg_sys::ParallelWorkerNumber } >= 0 { Err(Error::ParallelWorker.into()) } else { Ok(()) }
 }
 
-fn not_obtained(lock: &Lock<'_>, request: Request) -> Error {
+fn not_obtained(lock: &Lock<'_>, request: &Request) -> Error {
     Error::NotObtained {
         lock: lock.describe(),
         wait: Waited::of(request.wait, lock_manager::lock_timeout()),

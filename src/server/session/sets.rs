@@ -73,7 +73,7 @@ pub fn acquire_all(
             parts.iter().for_each(|part| part.lock.count_grant());
             Ok(true)
         }
-        Some(part) => answer(&part.lock, part.request(wait), Outcome::NotAvailable),
+        Some(part) => answer(&part.lock, &part.request(wait), Outcome::NotAvailable),
     }
 }
 
@@ -142,7 +142,7 @@ fn take_in_turn<'p, 'a>(
             Wait::Try => Wait::Try,
             _ => deadline.left().unwrap_or(Wait::Try),
         };
-        let outcome = wait_for(&part.lock, part.request(left), place);
+        let outcome = wait_for(&part.lock, &part.request(left), place);
         with_session(|session| match outcome {
             Ok(Outcome::Granted) => {
                 taken.push((taken.len(), place));

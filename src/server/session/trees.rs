@@ -86,7 +86,7 @@ pub fn convert(parts: &[Part<'_>], wait: Wait) -> Result<bool, Problem> {
     let parts: Vec<Part<'_>> = parts[first..].iter().map(|part| Part { hold_limit: None, ..*part }).collect();
     if let Some(missing) = take_all(&parts, wait, statement)? {
         let request = super::Request { mode: missing.mode, scope: Scope::Session, wait, hold_limit: None };
-        return answer(&missing.lock, request, Outcome::NotAvailable);
+        return answer(&missing.lock, &request, Outcome::NotAvailable);
     }
     with_session(|session| {
         for part in parts.iter().rev() {
