@@ -70,20 +70,22 @@ LEASES: dict[str, tuple[Statements, Statements, Statements]] = {
     ),
 }
 LEASES_FEWER = 10  # than locks, by so many times
-# By what callgrind_annotate shows: these functions with all that they call, or what stands in these files, wherever the
-# compiler has put it. What they call in the server and in the C library is a part of the first line only.
+# By what callgrind_annotate shows: these functions with all that they call, or what stands in these files and in none named
+# before, wherever the compiler has put it. What they call in the C library is a part of the first line only.
 PARTS = {
     "the functions called": r"(pg_advisory_(un)?lock_int8|hashtextextended|named_(un)?lock_wrapper)",
     "- the lock manager": r"(LockAcquireExtended|LockRelease)",
     "- native's key": r"hashtextextended",
-    "- named_locks: arguments, rules of the domain": r"src/(api/\w+|server/(arguments|domains|encoding)|rules/(interval|mode))\.rs",
-    "- named_locks: name and key": r"(src/rules/(name|key)|xxh3\w*)\.rs",
-    "- named_locks: session": r"src/server/(session/\w+|ffi|lock_manager|process_local|report|settings)\.rs",
-    "- named_locks: ledger of the session": r"src/rules/holds\.rs",
-    "- named_locks: registry": r"src/server/registry\.rs",
-    "- named_locks: statistics": r"src/server/statistics\.rs",
-    "- named_locks: traps for errors and panics": r"(src/server/try_block|asm_based|panic)\.rs",
-    "- named_locks: Rust's library and the bindings, in all of these": r"(library|deps|pgrx-[\w.-]+)/.*\.rs",
+    "- named: arguments, rules of the domain": (
+        r"src/(api/\w+|server/(arguments|domains|encoding)|rules/(interval|mode|domain))\.rs"
+    ),
+    "- named: name and key": r"(src/rules/(name|key)|xxhash-rust-[\d.]+/src/\w+)\.rs",
+    "- named: ledger of the session": r"src/rules/holds\.rs",
+    "- named: registry": r"src/server/registry\.rs",
+    "- named: statistics": r"src/server/statistics\.rs",
+    "- named: traps for errors and panics": r"(src/server/try_block|cee-scape-[\d.]+/src/\w+|submodules/panic)\.rs",
+    "- named: session, and what it asks the server": r"src/server/.*\.rs",
+    "- named: Rust's library and the bindings": r"((rustc|deps)/.*|pgrx-.*)\.rs",
 }
 # How callgrind_annotate shows a function: its instructions, their share, and FILE:FUNCTION [LIBRARY].
 LINE = re.compile(r"^ *(?P<count>[\d,]+) \([^)]*\)  (?P<file>[^ ]*?):(?P<function>[\w:<>]+)(?:'\d+)?")
@@ -118,8 +120,9 @@ def measure(bench: Bench) -> Iterator[Row]:
         for what, (native, named) in seen.items():
             yield compared(what, UNIT, Pairs([native[""]], [named[""]]), TARGET)
         native, named = seen[DISSECTED]
-        for part, pattern in PARTS.items():
-            yield stated(part, UNIT, of_part(native, pattern), of_part(named, pattern))
+        if not any(what.endswith("src/server/session/mod.rs") for what in named):
+            raise RuntimeError("the library has no line tables: build it with CARGO_PROFILE_RELEASE_DEBUG=line-tables-only")
+        yield from parts_of(native, named)
         for what in LEASES:
             native, named = both(lease_loop, what, pairs // LEASES_FEWER)
             yield compared(what, LEASE_UNIT, Pairs([native[""]], [named[""]]))
@@ -150,14 +153,18 @@ def lease_loop(side: Side, what: str, times: int) -> str:
 
 
 def of_each(server: BenchServer, statement: Callable[[int], str], times: int) -> dict[str, float]:
-    """Of each function and file and, under no name, of all: what each time costs. What a session's start costs is left out."""
+    """What each time costs: of each function, each file and, under no name, of all. The session's start is left out."""
     once, twice = (counted(server, statement(many)) for many in (times, 2 * times))
     return {what: (count - once.get(what, 0)) / times for what, count in twice.items()}
 
 
-def of_part(counts: Mapping[str, float], pattern: str) -> float:
-    """Of the functions of that name, or what stands in the files of which the name ends so."""
-    return sum(count for what, count in counts.items() if re.fullmatch(rf"(.*/)?{pattern}", what))
+def parts_of(native: Mapping[str, float], named: Mapping[str, float]) -> Iterator[Row]:
+    """By functions, and by files of which the name ends so."""
+    seen: set[str] = set()
+    for part, pattern in PARTS.items():
+        these = {what for what in {*native, *named} if what not in seen and re.fullmatch(rf"(.*/)?{pattern}", what)}
+        seen |= {what for what in these if what.endswith(".rs")}
+        yield stated(part, UNIT, *(sum(counts.get(what, 0) for what in these) for counts in (native, named)))
 
 
 def counted(server: BenchServer, statement: str) -> Counts:

@@ -1,6 +1,6 @@
 //! Cases C17 to C21: names and their keys, encodings, databases, modes, and names that clash.
 
-use super::support::{Answer, Form, Server, Session, answer, literal, unique};
+use super::support::{Answer, Form, Server, Session, answer, literal, unique, unique_ident};
 use std::io::Write;
 use std::process::Stdio;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -39,6 +39,37 @@ fn c17_names_that_weak_hashes_confuse_are_two_locks() {
                 session.run("select named_unlock_all()");
             }
         }
+    }
+}
+
+#[test]
+fn names_are_read_out_of_a_table_however_they_are_stored() {
+    let server = Server::shared();
+    let mut a = server.session("a");
+    let mut b = server.session("b");
+    let k = unique("stored");
+    let table = unique_ident("stored");
+    let long = format!("{k}:{}", "x".repeat(1024 - k.len() - 1));
+    for storage in ["plain", "main", "extended", "external"] {
+        a.run(&format!(
+            "create table {table} (number integer, name text, filler text); \
+             alter table {table} alter name set storage {storage}, alter filler set storage plain; \
+             insert into {table} select number, name, repeat('f', 1500) \
+               from (values (1, '{k}'), (2, '{k}' || repeat('y', 300)), (3, '{long}'), (4, repeat('x', 1025)), \
+                            (5, {too_long})) as v (number, name)",
+            too_long = if storage == "plain" { "repeat('x', 4000)" } else { "repeat('x', 100000)" }
+        ));
+        for (number, name) in [(1, k.clone()), (2, format!("{k}{}", "y".repeat(300))), (3, long.clone())] {
+            assert!(a.flag(&format!("select named_lock(name) from {table} where number = {number}")), "{storage}");
+            assert!(!try_lock(&mut b, &name), "{storage} {number}");
+            assert_eq!(a.int(&format!("select named_unlock(name) from {table} where number = {number}")), 0);
+            assert!(try_lock(&mut b, &name), "{storage} {number}");
+            b.run("select named_unlock_all()");
+        }
+        for number in [4, 5] {
+            a.fails(&format!("select named_lock(name) from {table} where number = {number}")).is("22001");
+        }
+        a.run(&format!("drop table {table}"));
     }
 }
 

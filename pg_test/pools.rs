@@ -250,6 +250,36 @@ fn c04_pg_advisory_unlock_all_takes_named_locks_along_and_nobody_says_otherwise(
 }
 
 #[test]
+fn c04_an_unlock_right_after_unlock_all_finds_nothing_held_and_nothing_is_left() {
+    let server = Server::shared();
+    let mut b = server.session("c04 other");
+    for all in ["select pg_advisory_unlock_all()", "discard all"] {
+        for with in ["", ", hold_limit => '1 hour'", ", mode => 'share'"] {
+            for arguments in ["", ", mode => 'share'", ", mode => 'exclusive'", ", all_holds => true"] {
+                let mut a = server.session("c04");
+                let k = unique("c04");
+                a.run(&format!("select named_lock('{k}'{with})"));
+                a.run(all);
+                a.fails(&format!("select named_unlock('{k}'{arguments})")).is("55000").message_has(&k);
+                assert_eq!(shown(&mut b, &k), 0, "{all}{with}{arguments}");
+                assert!(b.flag(&format!("select named_lock('{k}', '0')")), "{all}{with}{arguments}");
+                assert_eq!(b.int(&format!("select named_unlock('{k}')")), 0);
+                assert!(a.flag(&format!("select named_lock('{k}')")));
+                assert_eq!(
+                    b.column(&format!(
+                        "select holds || coalesce(' ' || hold_limit, '') from lock_holders where name = '{k}'"
+                    )),
+                    ["1"],
+                    "{all}{with}{arguments}"
+                );
+                assert_eq!(a.int(&format!("select named_unlock('{k}')")), 0);
+                assert_eq!(a.locks_of(a.pid), 0, "{all}{with}{arguments}");
+            }
+        }
+    }
+}
+
+#[test]
 fn c06_a_role_behind_a_transaction_pooler_is_kept_from_session_locks() {
     let server = Server::shared();
     let role = server.new_role("c06");

@@ -450,11 +450,12 @@ impl Ledger {
     #[inline(always)]
     pub fn close(&mut self, place: Place) {
         let hold = &mut self.holds[place as usize];
+        let tag = hold.tag();
+        hold.tag = None;
         hold.runs.clear();
-        let tag = hold.tag.take();
         if self.last == Some(place) {
             self.last = None;
-        } else if let Some(tag) = tag {
+        } else {
             self.others.remove(&tag);
         }
         self.free.push(place);
@@ -588,6 +589,12 @@ mod tests {
     }
 
     #[test]
+    fn a_sessions_owners_are_counted_each_in_its_place() {
+        assert_eq!(Owner::OF_SESSION.map(Owner::of_session), [Some(0), Some(1), Some(2)]);
+        assert_eq!(Owner::Transaction(1).of_session(), None);
+    }
+
+    #[test]
     fn memory_is_given_back_with_the_last_hold() {
         let mut ledger = Ledger::default();
         for key in 0..10_000 {
@@ -606,6 +613,7 @@ mod tests {
     enum Step {
         Take(i64, usize, usize),
         Unlock(i64, usize),
+        Close(i64),
         Savepoint,
         Release,
         Rollback,
@@ -616,6 +624,7 @@ mod tests {
         prop_oneof![
             4 => (0..4i64, 0..5usize, 0..6usize).prop_map(|(key, mode, owner)| Step::Take(key, mode, owner)),
             2 => (0..4i64, 0..3usize).prop_map(|(key, owner)| Step::Unlock(key, owner)),
+            1 => (0..4i64).prop_map(Step::Close),
             2 => Just(Step::Savepoint),
             1 => Just(Step::Release),
             1 => Just(Step::Rollback),
@@ -653,6 +662,15 @@ mod tests {
                             list.remove(last);
                             prop_assert!(ledger.remove(place, mode, owner));
                             ledger.close_if_empty(place);
+                        }
+                    }
+                    // As where the only hold of a lock is given back.
+                    Step::Close(key) => {
+                        let place = ledger.find(tag(key));
+                        let only = place.and_then(|place| ledger.hold(place).only());
+                        if let (Some(place), Some(Run { owner: Owner::Session, .. })) = (place, only) {
+                            ledger.close(place);
+                            list.retain(|hold| hold.0 != key);
                         }
                     }
                     Step::Savepoint => {

@@ -60,18 +60,18 @@ pub fn key_of(name: Name<'_>) -> u64 {
     xxh3_64(name.bytes())
 }
 
-/// Which longest names are remembered by [`LastName`].
+/// The longest name that [`LastName`] remembers, in bytes.
 const REMEMBERED_NAME: usize = 64;
 
 /// What is worked out of a name for its tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Key {
+struct NameKey {
     hash: u64,
     class: u16,
     domain_length: u16,
 }
 
-impl Key {
+impl NameKey {
     fn of(name: Name<'_>) -> Self {
         let domain = name.domain();
         let bits = if domain.is_empty() { EMPTY_DOMAIN } else { xxh3_64(domain) as u16 & DOMAIN_MASK };
@@ -84,13 +84,13 @@ impl Key {
 pub struct LastName {
     bytes: [u8; REMEMBERED_NAME],
     length: usize,
-    key: Key,
+    key: NameKey,
 }
 
 impl LastName {
     /// None yet.
     pub const fn new() -> Self {
-        Self { bytes: [0; REMEMBERED_NAME], length: 0, key: Key { hash: 0, class: 0, domain_length: 0 } }
+        Self { bytes: [0; REMEMBERED_NAME], length: 0, key: NameKey { hash: 0, class: 0, domain_length: 0 } }
     }
 
     /// A name's tag, XXH3-64 (seed 0) of the name and 11 bits of that of its domain; and that [domain](Name::domain).
@@ -103,14 +103,15 @@ impl LastName {
         if bytes.last() != self.bytes[..self.length].last() || bytes != &self.bytes[..self.length] {
             self.remember(name);
         }
-        let Key { hash, class, domain_length } = self.key;
+        let NameKey { hash, class, domain_length } = self.key;
         (Tag::from_hash(database, hash, class), &bytes[..usize::from(domain_length)])
     }
 
     #[inline(never)]
     fn remember(&mut self, name: Name<'_>) {
         let bytes = name.bytes();
-        self.key = if self.has_domain_of(bytes) { Key { hash: xxh3_64(bytes), ..self.key } } else { Key::of(name) };
+        self.key =
+            if self.has_domain_of(bytes) { NameKey { hash: xxh3_64(bytes), ..self.key } } else { NameKey::of(name) };
         self.length = 0;
         if let Some(remembered) = self.bytes.get_mut(..bytes.len()) {
             remembered.copy_from_slice(bytes);

@@ -90,7 +90,7 @@ impl<'a> Arguments<'a> {
 
     /// Whatever it is; None for NULL.
     pub fn datum(self, number: usize) -> Option<pg_sys::Datum> {
-        let argument = self.0.get(number).expect("declared with so many arguments");
+        let argument = self.0.get(number).expect("the function is declared with fewer arguments");
         (!argument.isnull).then_some(argument.value)
     }
 }
