@@ -121,7 +121,9 @@ def measure(bench: Bench) -> Iterator[Row]:
             yield compared(what, UNIT, Pairs([native[""]], [named[""]]), TARGET)
         native, named = seen[DISSECTED]
         if not any(what.endswith("src/server/session/mod.rs") for what in named):
-            raise RuntimeError("the library has no line tables: build it with CARGO_PROFILE_RELEASE_DEBUG=line-tables-only")
+            raise RuntimeError(
+                "the library has no line tables: build it with CARGO_PROFILE_RELEASE_DEBUG=line-tables-only"
+            )
         yield from parts_of(native, named)
         for what in LEASES:
             native, named = both(lease_loop, what, pairs // LEASES_FEWER)
