@@ -189,22 +189,25 @@ def counted(server: BenchServer, statement: str) -> Counts:
 
 
 def annotated(out: Path) -> Counts:
-    """What callgrind has counted: of functions, with all that they call, and of what stands in files."""
+    """What callgrind has counted: of functions, with all that they call, of what stands in files, and of all."""
     counts: Counts = {}
-    for inclusive, key in (("yes", "function"), ("no", "file")):
-        command = ["callgrind_annotate", f"--inclusive={inclusive}", "--threshold=100", str(out)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        total = re.search(r"^ *([\d,]+) .*PROGRAM TOTALS", done.stdout, re.MULTILINE)
-        if total is None:
-            raise RuntimeError(f"callgrind_annotate: {done.stdout[:500]}")
-        counts[""] = number(total.group(1))
-        for found in map(LINE.match, done.stdout.splitlines()):
-            if found and inclusive == "yes":
-                # A function of which parts stand in other files has a line for each: the first one says it all.
-                counts.setdefault(found[key], number(found["count"]))
-            elif found:
-                counts[found[key]] = counts.get(found[key], 0) + number(found["count"])
+    functions = annotation(out, "--inclusive=yes")
+    for found in filter(None, map(LINE.match, functions)):
+        # A function of which parts stand in other files has a line for each: the first one says it all.
+        counts.setdefault(found["function"], number(found["count"]))
+    for found in filter(None, map(LINE.match, annotation(out, "--inclusive=no"))):
+        counts[found["file"]] = counts.get(found["file"], 0) + number(found["count"])
+    counts[""] = next(number(line.split()[0]) for line in functions if "PROGRAM TOTALS" in line)
     return counts
+
+
+def annotation(out: Path, inclusive: str) -> list[str]:
+    """The lines that callgrind_annotate writes."""
+    command = ["callgrind_annotate", inclusive, "--threshold=100", str(out)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    if "PROGRAM TOTALS" not in done.stdout:
+        raise RuntimeError(f"callgrind_annotate: {done.stdout[:500]}")
+    return done.stdout.splitlines()
 
 
 def number(text: str) -> int:
