@@ -181,12 +181,15 @@ impl Hold {
         self.tag = Some(tag);
         self.name.clear();
         self.name.extend_from_slice(name);
+        self.statement = statement.unwrap_or_default();
         self.taken_by_statement = Default::default();
-        self.count_for_statement(mode, owner, statement);
+        if let Some(number) = owner.of_session() {
+            self.taken_by_statement[number][mode as usize] = 1;
+        }
         self.runs.push(Run { mode, owner, count: 1, limit: None });
     }
 
-    fn count_for_statement(&mut self, mode: Mode, owner: Owner, statement: Option<StatementId>) {
+    fn add(&mut self, mode: Mode, owner: Owner, limit: Option<Limit>, statement: Option<StatementId>) {
         if let (Some(number), Some(statement)) = (owner.of_session(), statement) {
             if self.statement != statement {
                 self.statement = statement;
@@ -195,10 +198,6 @@ impl Hold {
             let taken = &mut self.taken_by_statement[number][mode as usize];
             *taken = taken.saturating_add(1);
         }
-    }
-
-    fn add(&mut self, mode: Mode, owner: Owner, limit: Option<Limit>, statement: Option<StatementId>) {
-        self.count_for_statement(mode, owner, statement);
         // A session's holds are given back from the last; a transaction's, and those of the ancestors of trees, have no
         // order among them.
         let mut runs = self.runs.iter_mut().rev();
@@ -218,11 +217,7 @@ impl Hold {
         };
         self.runs[position].count -= 1;
         if self.runs[position].count == 0 {
-            if position + 1 == self.runs.len() {
-                self.runs.pop(); // nearly always
-            } else {
-                self.runs.remove(position);
-            }
+            self.runs.remove(position);
         }
         if let Some(number) = owner.of_session() {
             let taken = &mut self.taken_by_statement[number][mode as usize];
@@ -269,10 +264,9 @@ impl Ledger {
         self.has_limits
     }
 
-    /// Whether the end of a transaction changes nothing here: no lock is held by one, none has a limit, and there is no
-    /// memory to give back.
-    pub fn is_at_rest(&self) -> bool {
-        self.transactional.is_empty() && !self.has_limits && !self.has_idle_memory()
+    /// Whether some lock may be held by a transaction.
+    pub fn has_transactional(&self) -> bool {
+        !self.transactional.is_empty()
     }
 
     /// How many different locks are held.

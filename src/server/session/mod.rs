@@ -888,6 +888,7 @@ impl Session {
         }
     }
 
+    /// Whether [`settle`](Self::settle) would change nothing.
     fn is_settled(&self) -> bool {
         !self.has_sentinel && !self.ledger.has_limits() && !self.ledger.has_idle_memory() && !hold_limit::is_set()
     }
@@ -960,13 +961,12 @@ impl Session {
     /// Whether [`on_locks_released`](Self::on_locks_released) would change nothing. Asked at the end of each statement, so
     /// what is asked for here costs little.
     fn is_at_rest(&self) -> bool {
-        self.struck.is_empty()
+        self.is_settled()
+            && !self.ledger.has_transactional()
+            && self.struck.is_empty()
             && self.leases.are_untouched()
             && self.semaphores.is_empty()
-            && self.ledger.is_at_rest()
-            && !self.has_sentinel
             && !self.is_ending
-            && !hold_limit::is_set()
     }
 
     /// Transactions' holds at a place have ended.
